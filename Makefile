@@ -203,7 +203,7 @@ image: $(VENV)/.test ## build the image and start a hub in it; without Docker, r
 	$(VENV)/bin/python -m tests.supply.image
 
 sbom: $(AUDIT)/.ready ## list everything that a hub runs on, as CycloneDX, in dist/isthmus.cdx.json
-	$(AUDIT)/bin/python -m tests.supply.bill dist/isthmus.cdx.json
+	$(AUDIT)/bin/python -m tests.supply.sbom dist/isthmus.cdx.json
 
 vendor: ## build the console's libraries again from their pinned packages; needs npm
 	cd $(LIBRARIES) && npm ci --silent --ignore-scripts

@@ -29,7 +29,7 @@ from tests.cluster_hubs.namespaces import Network, missing_for_namespaces
 from tests.cluster_hubs.nodes import stands
 from tests.cluster_hubs.sites import Site, site
 from tests.conftest import Ledger
-from tests.faults.test_tasks_crash import SECONDS, said
+from tests.faults.test_tasks_crash import SECONDS, task_message
 from tests.faults.watching import eventually
 from tests.hubs import Raw
 from tests.relay.peers import Manner, RawServer, raw_server
@@ -172,7 +172,7 @@ class Prober:
         return _verdict(await self._there.call(f"{AGENT}_s1.echo", {"text": nonce}))
 
     async def _task(self, nonce: str) -> str:
-        return await _a2a(self._all.a, "SendMessage", {**said(nonce, "pay"), "configuration": {}})
+        return await _a2a(self._all.a, "SendMessage", {**task_message(nonce, "pay"), "configuration": {}})
 
     async def _hold(self) -> str:
         self._number += 1

@@ -26,7 +26,7 @@ WITHOUT = (
     # Each window of a recent Chromium loads pages for its address bar, and starts a process to spare: half of what it
     # takes to open one.
     "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "SpareRendererForSitePerProcess",
-    # Playwright's own list, which ours replaces: that Chromium asks nobody anything, and leaves pages as they are.
+    # Playwright's own list, which ours replaces: Chromium makes no requests of its own, and leaves pages unchanged.
     "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades",
     "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning",
     "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled",

@@ -50,7 +50,7 @@ for processor in structlog.get_config()["processors"]:
     if isinstance(processor, ConsoleRenderer):
         processor.exception_formatter = plain_traceback
 
-# Whoever starts tests in the background has them ignore it, and with them every process that they interrupt.
+# Tests that are started in the background ignore it, and so does every process that they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Containers often set it, and then each of the suite's many hubs compiles its whole source again: half of its start.
@@ -58,7 +58,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# The folders of whoever runs the tests; those that a test cares about are below its HOME.
+# The folders of the user that runs the tests; those that a test cares about are below its HOME.
 for _folder in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
     os.environ.pop(_folder, None)
 
@@ -75,7 +75,7 @@ LEFTOVER_SECONDS = 20.0
 
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
-    """Whoever runs a command in the tests' own process changes it for good, and for whichever test comes next.
+    """A command in the tests' own process changes it for good, for every later test.
 
     It says less from then on, loads other things, and its collector looks seldom.
     """

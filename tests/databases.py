@@ -132,7 +132,7 @@ class Database:
         return lines[:1] == [str(self._process.pid)] and lines[7:8] == ["ready   "]
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """Stop it, by default as a crash would: nobody is told, nothing is put in order."""
+        """Stop it, by default as a crash would: without notice or cleanup."""
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(SECONDS)

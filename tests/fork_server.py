@@ -1,4 +1,4 @@
-"""Starts hubs in a tenth of the time: a process that has loaded all that a hub loads, and forks one on request.
+"""Starts hubs in a tenth of the time: a process that has imported the hub, and forks one on request.
 
 Most of a hub's start are imports, and the suite starts hundreds of hubs. `tests.hubs` uses this for those that need
 nothing special of their process; a forked hub runs `isthmus serve` from there on, in a process, a folder and an
@@ -138,10 +138,10 @@ async def forked(
 
 async def _pipe() -> tuple[asyncio.StreamReader, int]:
     """What another process writes can be read, and the descriptor that it writes to."""
-    heard, said = os.pipe()
+    received, said = os.pipe()
     reader = asyncio.StreamReader(limit=REQUEST_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(heard, "rb", 0))
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(received, "rb", 0))
     return reader, said
 
 

@@ -29,7 +29,7 @@ START_SECONDS = 60.0
 END_SECONDS = 25.0
 """Less than the hub's patience with calls that still run: one that ends by running out of it has found a hang."""
 PATIENT = {"listing_seconds": 30.0}
-"""Limits for whoever lists once and at once: on a busy machine a server takes more than a second to start."""
+"""Limits for callers that list once and at once: on a busy machine a server takes more than a second to start."""
 UNBRAKED = {"wrong_keys_per_minute": 1_000_000}
 """Limits of every hub whose test says nothing else: who asks again and again whether a key is good yet would be told
 429 instead of 401 on a busy machine."""
@@ -110,7 +110,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment with the checkout importable and nothing of the user's own configuration."""
     paths = os.pathsep.join([str(CHECKOUT / "src"), os.environ.get("PYTHONPATH", "")])
     clean = {key: value for key, value in os.environ.items() if not key.startswith("ISTHMUS_")}
-    # Tests count the hub's descriptors, as whoever runs them.
+    # Tests count the hub's descriptors as the user that runs them.
     return {**clean, "PYTHONPATH": paths, "ISTHMUS_DEBUGGABLE": "1", **(extra or {})}
 
 

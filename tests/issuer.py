@@ -70,7 +70,7 @@ def encoded(value: object) -> str:
 
 
 class Issuer:
-    """What it publishes may be changed while it runs; `asked` are the paths that somebody wanted."""
+    """What it publishes may be changed while it runs; `asked` are the requested paths."""
 
     def __init__(self) -> None:
         self.keys: dict[str, tuple[str, Private]] = {

@@ -279,7 +279,7 @@ class Soak:
 
 
 def read_results(path: Path, outcome: Outcome) -> None:
-    """Add what pytest's results say; a section of which every test was skipped was not run."""
+    """Add pytest's results; a section with only skipped tests was not run."""
     cases = list(ET.parse(path).getroot().iter("testcase"))
     skipped = [case for case in cases if case.find("skipped") is not None]
     outcome.tests = len(cases) - len(skipped)

@@ -21,7 +21,7 @@ from a2a.types import (
 )
 from a2a.utils import new_task
 
-from tests.agents.doings import Options, do, listen, parse_options, serve
+from tests.agents.agent_behaviour import Options, listen, parse_options, respond, serve
 from tests.peers.serving import note
 
 STATES = {
@@ -33,14 +33,14 @@ STATES = {
 }
 
 
-class SdkDoing:
-    """What is done about one message, by the SDK's own means."""
+class SdkReply:
+    """The reply to one message, sent with the SDK's own classes."""
 
     def __init__(self, context: RequestContext, queue: EventQueue) -> None:
         self._context = context
         self._queue = queue
         self.text = context.get_user_input()
-        self.goes_on = context.current_task is not None
+        self.is_follow_up = context.current_task is not None
         self._updater = TaskUpdater(queue, context.task_id, context.context_id)
 
     async def begin(self) -> None:
@@ -76,7 +76,7 @@ class Executor(AgentExecutor):
     """Does what messages say."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        await do(SdkDoing(context, event_queue))
+        await respond(SdkReply(context, event_queue))
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         note("cancelled")

@@ -55,7 +55,7 @@ class ServerSteps:
         events = self._runner.run_async(user_id=USER, session_id=self._session, new_message=said)
         return [_plain(event) async for event in events]
 
-    async def tell(self) -> Found:
+    async def call(self) -> Found:
         """Run a tool."""
         return {"events": await self.instruct(tool_request(self._server, "tell", value=EXACT))}
 
@@ -86,11 +86,11 @@ def _plain(event: Any) -> Found:
     return {"parts": said, "error": event.error_message, "task": about.get("task_id"), "partial": event.partial}
 
 
-async def tour(runner: InMemoryRunner) -> None:
+async def run_steps(runner: InMemoryRunner) -> None:
     """Every step at every server."""
     for server in SERVERS:
         server_steps = ServerSteps(runner, server)
-        await server_steps.step("told", server_steps.tell)
+        await server_steps.step("called", server_steps.call)
         await server_steps.step("failed", server_steps.fail)
         if server in TALKING:
             await server_steps.step("counted", server_steps.count)
@@ -100,13 +100,13 @@ async def tour(runner: InMemoryRunner) -> None:
 
 
 async def main() -> None:
-    """Do as told."""
+    """Run every step."""
     logging.disable()
     way, url, _ = sys.argv[1:]
     card = f"{url}/.well-known/agent-card.json"
     agent = RemoteA2aAgent(name="hub", agent_card=card, use_legacy=way == "legacy")
     runner = InMemoryRunner(agent=agent, app_name="agents")
-    await tour(runner)
+    await run_steps(runner)
     await runner.close()
 
 

@@ -62,10 +62,10 @@ class ServerSteps:
 
     async def say(self, part: Any) -> str:
         """Begin a task."""
-        return str(await self._client.initiate_task(self._card, _said(part), self._keys))
+        return str(await self._client.initiate_task(self._card, _message(part), self._keys))
 
-    async def hear(self, task: str) -> AsyncIterator[Found]:
-        """All that is told of a task."""
+    async def follow(self, task: str) -> AsyncIterator[Found]:
+        """All updates of a task."""
         async for event in self._client.receive_messages(self._card, task, self._keys):
             yield {"kind": type(event).__name__, **_plain(event)}
 
@@ -78,11 +78,11 @@ class ServerSteps:
         skills = {skill.id for skill in self._card.skills or ()}
         return {"skills": sorted(skills), "schemes": [scheme.scheme for scheme in self._card.auth_schemes]}
 
-    async def tell(self) -> Found:
+    async def call(self) -> Found:
         """Run a tool, follow it, and look afterwards."""
         task = await self.begin("tell", value=EXACT)
-        events = [event async for event in self.hear(task)]
-        again = [event async for event in self.hear(task)]
+        events = [event async for event in self.follow(task)]
+        again = [event async for event in self.follow(task)]
         return {"events": events, "again": again, "read": await self.read(task)}
 
     async def count(self) -> Found:
@@ -90,7 +90,7 @@ class ServerSteps:
         events = []
         with TemporaryDirectory() as folder:
             followed = Path(folder) / "followed"
-            async for event in self.hear(await self.begin("count", steps=STEPS, after=str(followed))):
+            async for event in self.follow(await self.begin("count", steps=STEPS, after=str(followed))):
                 events.append(event)
                 followed.touch()
         return {"events": events}
@@ -98,23 +98,23 @@ class ServerSteps:
     async def show(self) -> Found:
         """Run a tool whose result is files, by words of the hub's own."""
         task = await self.say(DataPart(content=tool_request(self._server, "gallery")))
-        return {"events": [event async for event in self.hear(task)], "read": await self.read(task)}
+        return {"events": [event async for event in self.follow(task)], "read": await self.read(task)}
 
     async def fail(self) -> Found:
         """Run a tool that fails, one that is not there, and one at a server that is not there."""
         tools = ("refuse" if self._server == "rpc" else "fail", "nothing")
         tasks = [await self.begin(tool) for tool in tools]
         tasks.append(await self.say(DataPart(content=execution("nowhere", "nothing"))))
-        return {"events": [[event async for event in self.hear(task)] for task in tasks]}
+        return {"events": [[event async for event in self.follow(task)] for task in tasks]}
 
     async def answer(self) -> Found:
         """Run a tool that asks, and answer."""
         task = await self.begin("ask")
-        asked = [event async for event in self.hear(task)]
+        asked = [event async for event in self.follow(task)]
         question = await self.read(task)
-        answer = _said(DataPart(content={"name": "Ann"}))
+        answer = _message(DataPart(content={"name": "Ann"}))
         await self._client.send_message(self._card, task, answer, self._keys)
-        return {"asked": asked, "question": question, "events": [event async for event in self.hear(task)]}
+        return {"asked": asked, "question": question, "events": [event async for event in self.follow(task)]}
 
     async def cancel(self) -> Found:
         """Give a task up while it is followed."""
@@ -123,7 +123,7 @@ class ServerSteps:
         with TemporaryDirectory() as folder:
             followed = Path(folder) / "followed"
             task = await self.hold(str(followed))
-            async for event in self.hear(task):
+            async for event in self.follow(task):
                 events.append(event)
                 followed.touch()
                 if (event.get("state"), event["message"]) == ("WORKING", begun):
@@ -140,28 +140,28 @@ class ServerSteps:
         """Ask for what cannot be had."""
         nobody = fresh("nobody")
         ended = await self.begin("nothing")
-        async for _ in self.hear(ended):
+        async for _ in self.follow(ended):
             pass
         return {
             "missing": await blamed(self.read(nobody)),
-            "unheard": await blamed(_drained(self.hear(nobody))),
+            "unfollowed": await blamed(_drained(self.follow(nobody))),
             "ended": await blamed(self._client.terminate_task(self._card, ended, self._keys)),
-            "closed": await blamed(self._client.send_message(self._card, ended, _said(_text("more")), self._keys)),
+            "closed": await blamed(self._client.send_message(self._card, ended, _message(_text("more")), self._keys)),
         }
 
     async def pay(self, nonce: str) -> bool:
-        """Run what takes next to no time; whether the stream told its data, once, and its end."""
-        events = [event async for event in self.hear(await self.begin("pay", nonce=nonce))]
+        """Run what takes next to no time; whether the stream had its data, once, and its end."""
+        events = [event async for event in self.follow(await self.begin("pay", nonce=nonce))]
         said = [event["message"]["parts"][0]["content"] for event in events if event["kind"] == "TaskMessageEvent"]
-        told = [content["mcp_result"]["content"] for content in said if content["success"]]
+        results = [content["mcp_result"]["content"] for content in said if content["success"]]
         is_done = bool(events) and events[-1].get("state") == "COMPLETED"
-        is_whole = is_done and told == [[{"type": "text", "text": nonce}]]
+        is_whole = is_done and results == [[{"type": "text", "text": nonce}]]
         if not is_whole:
             report(self._server, f"lost {nonce}", events=events)
         return is_whole
 
 
-def _said(part: Any) -> Message:
+def _message(part: Any) -> Message:
     return Message(role="user", parts=[part])
 
 
@@ -178,12 +178,12 @@ async def _drained(events: AsyncIterator[Found]) -> list[Found]:
     return [event async for event in events]
 
 
-async def tour(client: AgentVaultClient, card: Any, token: str) -> None:
+async def run_steps(client: AgentVaultClient, card: Any, token: str) -> None:
     """Every step at every server."""
     for server in SERVERS:
         server_steps = ServerSteps(client, card, server, token)
         await server_steps.step("card", server_steps.card)
-        await server_steps.step("told", server_steps.tell)
+        await server_steps.step("called", server_steps.call)
         await server_steps.step("failed", server_steps.fail)
         await server_steps.step("refused", server_steps.refuse)
         if server in TALKING:
@@ -203,12 +203,12 @@ async def pay(client: AgentVaultClient, card: Any, times: int, token: str) -> No
     async def work() -> list[bool]:
         return [await server_steps.pay(f"{token}-{number}") for number in left]
 
-    told = await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    report(QUICK, "paid", told=sum(map(sum, told)))
+    results = await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    report(QUICK, "paid", whole=sum(map(sum, results)))
 
 
 async def main() -> None:
-    """Do as told."""
+    """Run every step."""
     logging.disable()
     *times, url, token = sys.argv[1:]
     card = await fetch_agent_card_from_url(f"{url}/agent-card.json")
@@ -216,7 +216,7 @@ async def main() -> None:
         if times:
             await pay(client, card, int(times[0]), token)
         else:
-            await tour(client, card, token)
+            await run_steps(client, card, token)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tour with the last official client of A2A 0.3 (a2a-sdk 0.3): `client_v03 BINDING URL TOKEN`."""
+"""Every step with the last official client of A2A 0.3 (a2a-sdk 0.3): `client_v03 BINDING URL TOKEN`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import httpx
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.types import Message, Part, TaskIdParams, TaskQueryParams
 
+from tests.agents.client_steps import Parts, Shown, run_steps
 from tests.agents.tool_requests import fresh
-from tests.agents.tour import Parts, Shown, tour
 
 SECONDS = 60.0
 
@@ -20,12 +20,12 @@ SECONDS = 60.0
 class OfficialClient:
     """The SDK's client, once for answers and once for streams."""
 
-    heard = ""
+    last_body = ""
 
     def __init__(self, url: str, binding: str) -> None:
         self._url = url
         self._binding = binding
-        self._http = httpx.AsyncClient(timeout=SECONDS, event_hooks={"response": [self._hear]})
+        self._http = httpx.AsyncClient(timeout=SECONDS, event_hooks={"response": [self._keep_body]})
 
     async def connect(self) -> None:
         """Read the card and make the clients that it is for."""
@@ -37,21 +37,21 @@ class OfficialClient:
             for streams in (False, True)
         )
 
-    async def _hear(self, response: httpx.Response) -> None:
+    async def _keep_body(self, response: httpx.Response) -> None:
         if "json" in response.headers.get("content-type", ""):
             await response.aread()
-            self.heard = response.text
+            self.last_body = response.text
 
     async def card(self) -> Shown:
         skills = {skill.id: skill.description for skill in self._card.skills}
         return {"name": self._card.name, "skills": skills, "streaming": self._card.capabilities.streaming}
 
     async def send(self, parts: Parts, *, task: str | None = None) -> Shown:
-        [(answer, _)] = [event async for event in self._whole.send_message(_said(parts, task))]
+        [(answer, _)] = [event async for event in self._whole.send_message(_message(parts, task))]
         return _shown(answer)
 
     async def stream(self, parts: Parts) -> AsyncIterator[Shown]:
-        async for task, update in self._streaming.send_message(_said(parts, None)):
+        async for task, update in self._streaming.send_message(_message(parts, None)):
             yield _shown(task if update is None else update)
 
     async def get(self, task: str) -> Shown:
@@ -68,7 +68,7 @@ class OfficialClient:
             yield _shown(known if update is None else update)
 
 
-def _said(parts: Parts, task: str | None) -> Message:
+def _message(parts: Parts, task: str | None) -> Message:
     whole = [Part.model_validate({"kind": next(iter(part)), **part}) for part in parts]
     return Message(message_id=fresh("m"), role="user", parts=whole, task_id=task)
 
@@ -111,11 +111,11 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Go on the tour."""
+    """Run every step."""
     binding, url, token = sys.argv[1:]
     client = OfficialClient(url, binding)
     await client.connect()
-    await tour(client, token)
+    await run_steps(client, token)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tour with the official client of A2A 1.0 (a2a-sdk 1.x): `client_v1 BINDING URL TOKEN`."""
+"""Every step with the official client of A2A 1.0 (a2a-sdk 1.x): `client_v1 BINDING URL TOKEN`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.types import a2a_pb2 as wire
 from google.protobuf.json_format import MessageToDict, ParseDict
 
+from tests.agents.client_steps import Parts, Shown, run_steps
 from tests.agents.tool_requests import fresh
-from tests.agents.tour import Parts, Shown, tour
 
 SECONDS = 60.0
 
@@ -22,12 +22,12 @@ SECONDS = 60.0
 class OfficialClient:
     """The SDK's client, once for answers and once for streams."""
 
-    heard = ""
+    last_body = ""
 
     def __init__(self, url: str, binding: str) -> None:
         self._url = url
         self._binding = binding
-        self._http = httpx.AsyncClient(timeout=SECONDS, event_hooks={"response": [self._hear]})
+        self._http = httpx.AsyncClient(timeout=SECONDS, event_hooks={"response": [self._keep_body]})
 
     async def connect(self) -> None:
         """Read the card and make the clients that it is for."""
@@ -45,21 +45,21 @@ class OfficialClient:
             supported_protocol_bindings=[self._binding],
         )
 
-    async def _hear(self, response: httpx.Response) -> None:
+    async def _keep_body(self, response: httpx.Response) -> None:
         if "json" in response.headers.get("content-type", ""):
             await response.aread()
-            self.heard = response.text
+            self.last_body = response.text
 
     async def card(self) -> Shown:
         skills = {skill.id: skill.description for skill in self._card.skills}
         return {"name": self._card.name, "skills": skills, "streaming": self._card.capabilities.streaming}
 
     async def send(self, parts: Parts, *, task: str | None = None) -> Shown:
-        [answer] = [event async for event in self._whole.send_message(_said(parts, task))]
+        [answer] = [event async for event in self._whole.send_message(_message(parts, task))]
         return _update(answer)
 
     async def stream(self, parts: Parts) -> AsyncIterator[Shown]:
-        async for event in self._streaming.send_message(_said(parts, None)):
+        async for event in self._streaming.send_message(_message(parts, None)):
             yield _update(event)
 
     async def get(self, task: str) -> Shown:
@@ -77,7 +77,7 @@ class OfficialClient:
             yield _update(event)
 
 
-def _said(parts: Parts, task: str | None) -> wire.SendMessageRequest:
+def _message(parts: Parts, task: str | None) -> wire.SendMessageRequest:
     message = {"messageId": fresh("m"), "role": "ROLE_USER", "parts": parts, **({"taskId": task} if task else {})}
     return ParseDict({"message": message}, wire.SendMessageRequest())
 
@@ -123,11 +123,11 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Go on the tour."""
+    """Run every step."""
     binding, url, token = sys.argv[1:]
     client = OfficialClient(url, binding)
     await client.connect()
-    await tour(client, token)
+    await run_steps(client, token)
 
 
 if __name__ == "__main__":

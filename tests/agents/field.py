@@ -1,4 +1,4 @@
-"""One server of every kind, one hub in front of them, and the clients that are sent to it.
+"""One server of every kind, one hub in front of them, and the clients that call it.
 
 `conftest` opens it once for all tests here. A client is a program that runs under the interpreter of its SDK and
 reports in lines of JSON.
@@ -34,8 +34,8 @@ CARRIERS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tour:
-    """What a client reported, by server and step."""
+class StepReports:
+    """The reports of a client, by server and step."""
 
     token: str
     reports: dict[tuple[str, str], dict[str, Any]]
@@ -48,28 +48,28 @@ class Tour:
 
 @dataclass(slots=True)
 class Field:
-    """The hub with all servers, and the tours that were made so far."""
+    """The hub with all servers, and the reports of the clients that ran so far."""
 
     hub: HubProcess
     grpc: HubProcess
     """One that speaks gRPC too, and says so in its card: the Agent Development Kit takes no such card."""
     ledger: Ledger
-    _tours: dict[tuple[str, ...], Tour] = field(default_factory=dict)
+    _reports: dict[tuple[str, ...], StepReports] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
         """Where the agent is; one of its clients takes no plain address but that of `localhost`."""
         return f"http://localhost:{self.hub.port}"
 
-    async def tour(self, sdk: Sdk, client: str, *options: str) -> Tour:
-        """What a client finds; each goes once."""
+    async def reports(self, sdk: Sdk, client: str, *options: str) -> StepReports:
+        """The reports of a client; each client runs once."""
         key = (sdk, client, *options)
-        if key not in self._tours:
+        if key not in self._reports:
             token = fresh(client)
             url = f"http://localhost:{self.grpc.port}" if "GRPC" in options else self.url
             reports = await run(sdk, client, *options, url, token)
-            self._tours[key] = Tour(token, {(found["server"], found["step"]): found for found in reports})
-        return self._tours[key]
+            self._reports[key] = StepReports(token, {(found["server"], found["step"]): found for found in reports})
+        return self._reports[key]
 
 
 @asynccontextmanager

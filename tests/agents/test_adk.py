@@ -18,10 +18,10 @@ every_server = pytest.mark.parametrize("server", SERVERS)
 
 
 async def run_steps(field: Field, way: str, server: str, step: str) -> dict[str, Any]:
-    return (await field.tour("a2a10", "client_adk", way))[server, step]
+    return (await field.reports("a2a10", "client_adk", way))[server, step]
 
 
-def said(events: list[dict[str, Any]], kind: str) -> list[Any]:
+def texts_in(events: list[dict[str, Any]], kind: str) -> list[Any]:
     """What the events say in parts of a kind."""
     return [part[kind] for event in events for part in event["parts"] if kind in part]
 
@@ -29,19 +29,19 @@ def said(events: list[dict[str, Any]], kind: str) -> list[Any]:
 @every_way
 @every_server
 async def test_an_instruction_runs_a_tool(field: Field, way: str, server: str) -> None:
-    events = (await run_steps(field, way, server, "told"))["events"]
+    events = (await run_steps(field, way, server, "called"))["events"]
 
-    [blob] = said(events, "inline_data")
+    [blob] = texts_in(events, "inline_data")
     assert b'"value"' in base64.urlsafe_b64decode(blob["data"])
     assert len({event["task"] for event in events}) == 1
     if server in TALKING:  # whose result is also a text, which the kit does not turn into doubles
-        assert said(events, "text") == [json.dumps(EXACT, ensure_ascii=False)]
+        assert texts_in(events, "text") == [json.dumps(EXACT, ensure_ascii=False)]
 
 
 @every_way
 @every_server
 async def test_a_failure_is_said(field: Field, way: str, server: str) -> None:
-    words = " ".join(said((await run_steps(field, way, server, "failed"))["events"], "text"))
+    words = " ".join(texts_in((await run_steps(field, way, server, "failed"))["events"], "text"))
 
     assert ("the shop is closed" if server == "rpc" else "this call always fails") in words
 
@@ -61,13 +61,13 @@ async def test_progress_arrives_as_thoughts_before_the_result(field: Field, way:
 async def test_files_are_data_and_addresses(field: Field, way: str, server: str) -> None:
     events = (await run_steps(field, way, server, "shown"))["events"]
 
-    files = {blob["mime_type"]: base64.urlsafe_b64decode(blob["data"]) for blob in said(events, "inline_data")}
+    files = {blob["mime_type"]: base64.urlsafe_b64decode(blob["data"]) for blob in texts_in(events, "inline_data")}
     assert files == {
         "image/png": b"\x89PNG a pixel",
         "audio/wav": b"RIFF a tune",
         "application/x-sheet": bytes(range(256)),
     }
-    assert [link["file_uri"] for link in said(events, "file_data")] == ["https://shelf.example/book.pdf"]
+    assert [link["file_uri"] for link in texts_in(events, "file_data")] == ["https://shelf.example/book.pdf"]
 
 
 @every_way
@@ -75,7 +75,7 @@ async def test_files_are_data_and_addresses(field: Field, way: str, server: str)
 async def test_a_question_is_a_call_and_its_response_the_answer(field: Field, way: str, server: str) -> None:
     found = await run_steps(field, way, server, "asked")
 
-    [call] = said(found["asked"], "function_call")
+    [call] = texts_in(found["asked"], "function_call")
     assert call["args"] == {"input_required": "What is your name?"}
-    assert said(found["events"], "text") == ["Hello, Ann!"]
+    assert texts_in(found["events"], "text") == ["Hello, Ann!"]
     assert {event["task"] for event in found["events"]} == {event["task"] for event in found["asked"]}

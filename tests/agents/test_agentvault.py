@@ -20,10 +20,10 @@ every_server = pytest.mark.parametrize("server", SERVERS)
 
 
 async def run_steps(field: Field, server: str, step: str) -> dict[str, Any]:
-    return (await field.tour("agentvault", "client_agentvault"))[server, step]
+    return (await field.reports("agentvault", "client_agentvault"))[server, step]
 
 
-def said(events: list[dict[str, Any]]) -> list[Any]:
+def messages_in(events: list[dict[str, Any]]) -> list[Any]:
     """What the messages of a stream hold, part by part."""
     messages = [event["message"] for event in events if event["kind"] == "TaskMessageEvent"]
     assert {message["role"] for message in messages} <= {"assistant"}
@@ -31,14 +31,14 @@ def said(events: list[dict[str, Any]]) -> list[Any]:
 
 
 def states(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
-    """The states that a stream tells, each with its words."""
+    """The states in a stream, each with its message."""
     return [(event["state"], event["message"]) for event in events if event["kind"] == "TaskStatusUpdateEvent"]
 
 
 async def test_a_caller_learns_the_result_of_an_instant_tool_a_thousand_times_of_a_thousand(field: Field) -> None:
     reports = await run("agentvault", "client_agentvault", str(TIMES), field.url, fresh("vault"))
 
-    assert reports == [{"server": QUICK, "step": "paid", "told": TIMES}]
+    assert reports == [{"server": QUICK, "step": "paid", "whole": TIMES}]
 
 
 @every_server
@@ -51,26 +51,26 @@ async def test_the_card_is_one_that_its_client_takes(field: Field, server: str) 
 
 @every_server
 async def test_an_event_carries_the_result_with_numbers_and_keys_unchanged(field: Field, server: str) -> None:
-    found = await run_steps(field, server, "told")
+    found = await run_steps(field, server, "called")
 
-    [content] = said(found["events"])
+    [content] = messages_in(found["events"])
     assert content["success"] is True
     result = content["mcp_result"]
-    told = result if server == "rpc" else result["structuredContent"]  # what a plain server returns stays as it is
-    assert json.dumps(told) == json.dumps({"value": EXACT})
+    returned = result if server == "rpc" else result["structuredContent"]  # what a plain server returns stays as it is
+    assert json.dumps(returned) == json.dumps({"value": EXACT})
     assert states(found["events"])[-1] == ("COMPLETED", None)
 
 
 @every_server
 async def test_late_followers_and_readers_of_the_task_get_the_same(field: Field, server: str) -> None:
-    found = await run_steps(field, server, "told")
+    found = await run_steps(field, server, "called")
 
-    assert said(found["again"]) == said(found["events"])
+    assert messages_in(found["again"]) == messages_in(found["events"])
     assert states(found["again"]) == [("COMPLETED", None)]
     assert found["read"]["state"] == "COMPLETED"
     user, assistant = found["read"]["messages"]
     assert (user["role"], assistant["role"]) == ("user", "assistant")
-    assert [part["content"] for part in assistant["parts"]] == said(found["events"])
+    assert [part["content"] for part in assistant["parts"]] == messages_in(found["events"])
 
 
 @pytest.mark.parametrize("server", TALKING)
@@ -78,20 +78,22 @@ async def test_progress_is_sent_as_it_arrives(field: Field, server: str) -> None
     events = (await run_steps(field, server, "counted"))["events"]
 
     steps = [("WORKING", f"step {step}") for step in range(1, STEPS + 1)]
-    told = states(events)
-    if NODES > 1 and told[0] == ("SUBMITTED", None):
-        del told[0]  # the first call that its node makes for this caller waits for a link, as that of a single hub does
-    assert told == [("WORKING", None), *steps, ("COMPLETED", None)]
+    reported = states(events)
+    if NODES > 1 and reported[0] == ("SUBMITTED", None):
+        del reported[
+            0
+        ]  # the first call that its node makes for this caller waits for a link, as that of a single hub does
+    assert reported == [("WORKING", None), *steps, ("COMPLETED", None)]
 
 
 @every_server
 async def test_every_failure_is_sent_with_its_data(field: Field, server: str) -> None:
     failed, unknown, nowhere = (await run_steps(field, server, "failed"))["events"]
 
-    sources = [said(events)[0]["error"]["source"] for events in (failed, unknown, nowhere)]
+    sources = [messages_in(events)[0]["error"]["source"] for events in (failed, unknown, nowhere)]
     assert sources == ["MCP_PROTOCOL" if server == "rpc" else "MCP_TOOL", "A2A_PROXY", "A2A_PROXY"]
     for events in (failed, unknown, nowhere):
-        [content] = said(events)
+        [content] = messages_in(events)
         state, words = states(events)[-1]
         error = content["error"]
         assert (content["success"], state) == (False, "FAILED")
@@ -99,14 +101,14 @@ async def test_every_failure_is_sent_with_its_data(field: Field, server: str) ->
 
 
 @every_server
-async def test_what_cannot_be_had_is_an_error_of_the_remote_agent(field: Field, server: str) -> None:
+async def test_refusals_are_errors_of_the_remote_agent(field: Field, server: str) -> None:
     found = await run_steps(field, server, "refused")
 
     assert {error.get("type") for name, error in found.items() if name not in ("server", "step")} == {
         "A2ARemoteAgentError"
     }
     assert [found[name]["code"] for name in ("missing", "ended", "closed")] == [-32001, -32004, -32004]
-    assert "Task not found" in found["unheard"]["message"]
+    assert "Task not found" in found["unfollowed"]["message"]
 
 
 @every_server
@@ -116,7 +118,7 @@ async def test_followers_of_a_cancelled_task_learn_of_the_cancellation(field: Fi
     assert found["cancelled"] is True
     assert states(found["events"])[-1][0] == found["read"]["state"] == "CANCELED"
     if server in ASKING:
-        token = (await field.tour("agentvault", "client_agentvault")).token
+        token = (await field.reports("agentvault", "client_agentvault")).token
         await field.ledger.wait_for(f"cancelled {token} {server}")
 
 
@@ -125,8 +127,8 @@ async def test_a_question_waits_for_the_next_message(field: Field, server: str) 
     found = await run_steps(field, server, "asked")
 
     assert states(found["asked"])[-1] == ("INPUT_REQUIRED", "What is your name?")
-    assert (found["question"]["state"], said(found["asked"])[0]) == ("INPUT_REQUIRED", "What is your name?")
-    assert said(found["events"])[-1]["mcp_result"]["content"] == [{"type": "text", "text": "Hello, Ann!"}]
+    assert (found["question"]["state"], messages_in(found["asked"])[0]) == ("INPUT_REQUIRED", "What is your name?")
+    assert messages_in(found["events"])[-1]["mcp_result"]["content"] == [{"type": "text", "text": "Hello, Ann!"}]
     assert states(found["events"])[-1] == ("COMPLETED", None)
 
 

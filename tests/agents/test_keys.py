@@ -1,4 +1,4 @@
-"""Clients that need a key: each puts it where the card says, and sees what is its own."""
+"""Clients that need a key: each sends it as the card says, and sees only its own tasks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_agentvault_finds_its_key_by_the_name_that_the_card_gives_it(
     monkeypatch.setenv(SERVICE, MINE)
     reports: list[dict[str, Any]] = await run("agentvault", "client_agentvault", "3", _url(hub), fresh("keys"))
 
-    assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
+    assert reports == [{"server": QUICK, "step": "paid", "whole": 3}]
 
 
 async def test_agentvault_logs_in_with_the_name_and_the_key_of_a_caller(
@@ -72,7 +72,7 @@ async def test_agentvault_logs_in_with_the_name_and_the_key_of_a_caller(
     card = f"{_url(hub)}/agent-card.json?auth=oauth2"
     reports: list[dict[str, Any]] = await run("agentvault", "login_agentvault", card, fresh("tokens"))
 
-    assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
+    assert reports == [{"server": QUICK, "step": "paid", "whole": 3}]
 
 
 async def test_agentvault_logs_in_at_the_issuer_on_a_hub_without_keys(
@@ -91,7 +91,7 @@ async def test_agentvault_logs_in_at_the_issuer_on_a_hub_without_keys(
     finally:
         issuer.stop()
 
-    assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
+    assert reports == [{"server": QUICK, "step": "paid", "whole": 3}]
     assert "/token" in issuer.asked
 
 

@@ -1,7 +1,7 @@
 """Agents of the official SDKs as servers of a hub, of both generations and in every binding that they have.
 
 Each is a program of its own (`agent_v1`, `agent_v03`) under the interpreter of its SDK, which does what its message's
-first word says (`doings`).
+first word says (`agent_behaviour`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.agents.doings import PIXEL, PLACE, STEPS
+from tests.agents.agent_behaviour import FILE_URL, PIXEL, STEPS
 from tests.conftest import Ledger
 from tests.faults.watching import eventually
 from tests.frontends.test_a2a import Agent, run
@@ -132,7 +132,7 @@ async def test_every_part_of_an_official_agent_arrives(field: Field, server: str
     assert result["structuredContent"] == {"n": 1, "text": "é"}
     _, image, link, words = result["content"]
     assert image == {"type": "image", "data": PIXEL, "mimeType": "image/png"}
-    assert link == {"type": "resource_link", "uri": PLACE, "name": "report.pdf", "mimeType": "application/pdf"}
+    assert link == {"type": "resource_link", "uri": FILE_URL, "name": "report.pdf", "mimeType": "application/pdf"}
     assert words == {"type": "text", "text": "That is all."}
 
 
@@ -162,7 +162,7 @@ async def test_events_of_an_official_agent_arrive_while_it_works(field: Field, s
 
 
 @pytest.mark.parametrize("server", AGENTS)
-async def test_what_an_official_agent_asks_is_answered(field: Field, server: str) -> None:
+async def test_a_question_of_an_official_agent_is_answered(field: Field, server: str) -> None:
     async with Agent(field.hub) as agent, asyncio.timeout(SECONDS):
         asked = (await agent.ask("SendMessage", run(f"{server}.run_tools", message="ask")))["task"]
         assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
@@ -189,7 +189,7 @@ async def test_an_official_agent_learns_that_its_task_is_cancelled(field: Field,
         task = await agent.begin(f"{server}.run_tools", message=f"hold {server}")
         await eventually(lambda: f"did hold {server}" in field.ledger.lines(), "it works")
         await agent.ask("CancelTask", {"id": task})
-        await eventually(lambda: field.ledger.lines().count("cancelled") > before, "it was told")
+        await eventually(lambda: field.ledger.lines().count("cancelled") > before, "the agent is cancelled")
 
 
 @pytest.mark.parametrize("server", TALKING)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.field import Field, Tour, run
+from tests.agents.field import Field, StepReports, run
 from tests.agents.tool_requests import ASKING, EXACT, SERVERS, STEPS, TALKING
 from tests.hubs import NODES
 from tests.peers.launch import Sdk
@@ -53,8 +53,8 @@ every_client = pytest.mark.parametrize("client", CLIENTS, ids=str)
 every_server = pytest.mark.parametrize("server", SERVERS)
 
 
-async def run_steps(field: Field, client: Client) -> Tour:
-    return await field.tour(client.sdk, client.program, client.binding)
+async def run_steps(field: Field, client: Client) -> StepReports:
+    return await field.reports(client.sdk, client.program, client.binding)
 
 
 @every_client
@@ -71,30 +71,30 @@ async def test_a_client_finds_the_tools_in_the_card(field: Field, client: Client
 async def test_a_message_runs_a_tool_and_its_numbers_and_keys_come_back_as_they_were(
     field: Field, client: Client, server: str
 ) -> None:
-    told = (await run_steps(field, client))[server, "told"]
+    called = (await run_steps(field, client))[server, "called"]
 
-    assert told["task"]["state"] == "completed"
+    assert called["task"]["state"] == "completed"
     if client.binding != "GRPC":
-        [value] = _values(json.loads(told["heard"]))
+        [value] = _values(json.loads(called["body"]))
         assert json.dumps(value) == json.dumps(EXACT)
     if server in TALKING:  # who says it as a text too, which is exact where a number is a double by nature
-        assert told["task"]["parts"][-1] == {"text": json.dumps(EXACT, ensure_ascii=False)}
+        assert called["task"]["parts"][-1] == {"text": json.dumps(EXACT, ensure_ascii=False)}
 
 
-def _values(heard: Any) -> list[Any]:
+def _values(body: Any) -> list[Any]:
     """What is under the key `value` anywhere in a body, texts apart."""
-    if isinstance(heard, dict):
-        return [heard["value"]] if "value" in heard else [found for each in heard.values() for found in _values(each)]
-    return [found for each in heard for found in _values(each)] if isinstance(heard, list) else []
+    if isinstance(body, dict):
+        return [body["value"]] if "value" in body else [found for each in body.values() for found in _values(each)]
+    return [found for each in body for found in _values(each)] if isinstance(body, list) else []
 
 
 @every_client
 @every_server
 async def test_a_task_is_found_afterwards_as_it_was_answered(field: Field, client: Client, server: str) -> None:
-    told = (await run_steps(field, client))[server, "told"]
+    called = (await run_steps(field, client))[server, "called"]
 
-    assert told["found"] == told["task"]
-    assert told["listed"] == ([told["task"]] if client.sdk == "a2a10" else None)
+    assert called["found"] == called["task"]
+    assert called["listed"] == ([called["task"]] if client.sdk == "a2a10" else None)
 
 
 @every_client
@@ -115,19 +115,19 @@ async def test_a_stream_has_the_task_its_progress_its_result_and_its_end(
 @every_client
 @every_server
 async def test_a_cancelled_task_ends_for_all_its_followers(field: Field, client: Client, server: str) -> None:
-    tour = await run_steps(field, client)
-    found = tour[server, "cancelled"]
+    reports = await run_steps(field, client)
+    found = reports[server, "cancelled"]
 
     assert found["cancelled"]["state"] == "canceled"
     assert found["first"][-1]["state"] == found["second"][-1]["state"] == "canceled"
     assert (found["second"][0]["kind"], found["second"][0]["state"]) == ("task", "working")
     if server in ASKING:
-        await field.ledger.wait_for(f"cancelled {tour.token} {server}")
+        await field.ledger.wait_for(f"cancelled {reports.token} {server}")
 
 
 @every_client
 @every_server
-async def test_what_fails_is_a_failed_task_that_says_why(field: Field, client: Client, server: str) -> None:
+async def test_a_failed_call_is_a_failed_task_with_its_reason(field: Field, client: Client, server: str) -> None:
     found = (await run_steps(field, client))[server, "failed"]
 
     assert found["task"]["state"] == found["unknown"]["state"] == "failed"
@@ -138,7 +138,7 @@ async def test_what_fails_is_a_failed_task_that_says_why(field: Field, client: C
 
 @every_client
 @every_server
-async def test_what_cannot_be_had_is_the_sdks_own_exception(field: Field, client: Client, server: str) -> None:
+async def test_refusals_raise_the_sdks_own_exceptions(field: Field, client: Client, server: str) -> None:
     found = (await run_steps(field, client))[server, "refused"]
 
     raised = {name: (error["type"], error["code"]) for name, error in found.items() if name in RAISED_BY_1_0}
@@ -175,9 +175,9 @@ async def test_pictures_sounds_and_documents_arrive_as_files(field: Field, clien
 
 @every_client
 @pytest.mark.parametrize("server", ASKING)
-async def test_what_a_server_asks_is_answered_by_the_next_message(field: Field, client: Client, server: str) -> None:
-    tour = await run_steps(field, client)
-    found = tour[server, "asked"]
+async def test_a_servers_question_is_answered_by_the_next_message(field: Field, client: Client, server: str) -> None:
+    reports = await run_steps(field, client)
+    found = reports[server, "asked"]
 
     assert (found["question"]["state"], found["question"]["said"][0]) == (
         "input_required",
@@ -185,7 +185,7 @@ async def test_what_a_server_asks_is_answered_by_the_next_message(field: Field, 
     )
     assert (found["answered"]["state"], found["answered"]["task"]) == ("completed", found["question"]["task"])
     assert {"text": "Hello, Ann!"} in found["answered"]["parts"]
-    assert {"text": "Nobody: decline"} in tour[server, "declined"]["answered"]["parts"]
+    assert {"text": "Nobody: decline"} in reports[server, "declined"]["answered"]["parts"]
 
 
 async def test_a_client_of_0_3_that_says_nothing_of_waiting_gets_the_answer(field: Field) -> None:

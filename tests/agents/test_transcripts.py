@@ -1,4 +1,4 @@
-"""Clients that nobody can install any more, by what they were heard to say: it is said again, byte for byte.
+"""Clients that can no longer be installed: their recorded requests are sent again, byte for byte.
 
 `a2a_0_1` is the client that was published with A2A 0.1, `agentvault_1_0_0` that of AgentVault after its last package.
 Only what belongs to the place is put in: the host, the length, and the names of the server and of the tasks.
@@ -109,7 +109,9 @@ async def test_the_first_generation_reads_its_card(field: Field) -> None:
 
 
 @every_server
-async def test_the_first_generation_sends_gets_and_cannot_cancel_what_is_over(field: Field, server: str) -> None:
+async def test_the_first_generation_sends_and_gets_tasks_and_cannot_cancel_ended_ones(
+    field: Field, server: str
+) -> None:
     first = First(field, server)
     task = {"id": first.tasks["task-1"], "sessionId": "sess-1", "status": _status("completed")}
     done = {**task, "artifacts": [_artifact(server)]}
@@ -130,7 +132,7 @@ async def test_the_first_generation_follows_a_task_to_its_end(field: Field, serv
     *before, made, end = await first.follow("stream")
     working = first.answer("stream", {"id": task, "status": _status("working"), "final": False})
     submitted = first.answer("stream", {"id": task, "status": _status("submitted"), "final": False})
-    # It is submitted while its first call waits for a link, and a quick tool may be over before anything is told.
+    # It is submitted while its first call waits for a link, and a quick tool may be over before any update is sent.
     assert before in ([], [working], [submitted, working]), before
     artifact = made["result"]["artifact"]
     assert {key: artifact[key] for key in ("parts", "index")} == {
@@ -184,7 +186,7 @@ async def test_agentvault_1_0_0_receives_its_data(field: Field, server: str) -> 
 
 
 @pytest.mark.parametrize(("name", "code"), [("incomplete", "INVALID_INPUT"), ("astray", "-32601")])
-async def test_agentvault_1_0_0_learns_what_is_wrong_with_its_data(field: Field, name: str, code: str) -> None:
+async def test_agentvault_1_0_0_gets_the_error_in_its_data(field: Field, name: str, code: str) -> None:
     vault = _vault(field, "stdio")
 
     events = await _follow(vault, await vault.say(name))

@@ -1,4 +1,4 @@
-"""What the agents' clients have done, and at which servers; known to the tests and to every client.
+"""The tool requests of the agents' clients and their servers, shared by the tests and every client.
 
 Clients run in environments with different SDKs, so this knows none of them.
 """
@@ -15,7 +15,7 @@ SERVERS = ("stdio", "sse", "stateful", "stateless", "rpc")
 TALKING = SERVERS[:4]
 """Those that speak MCP, and report what they do."""
 ASKING = SERVERS[:3]
-"""Those that can ask back, and be told that a call was given up: they have a session."""
+"""Servers with a session: they can ask questions and receive cancellations."""
 
 QUICK = "quick"
 """One more, that answers as fast as a program can."""

@@ -1,4 +1,4 @@
-"""A legacy server over stdio whose tools do what is hard to record: run it with a secret in API_KEY."""
+"""A legacy server over stdio with tools that are hard to record: run it with a secret in API_KEY."""
 
 from __future__ import annotations
 

@@ -204,13 +204,13 @@ async def test_a_cassette_of_a_legacy_client_answers_a_modern_one(tmp_path: Path
 
 async def test_a_client_on_the_legacy_sdk_gets_the_same_events_and_questions(tmp_path: Path) -> None:
     forms = {"colour": {"colour": "grün"}, "name": {}}
-    person = {"can": ["elicitation"], "action": "accept", "forms": forms}
+    behaviour = {"can": ["elicitation"], "action": "accept", "forms": forms}
     steps = {"asks": ["odd.asks", {}], "square": ["odd.square", SQUARES[0]], "refuses": ["odd.refuses", {}]}
 
     async def visit(url: str) -> Any:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(mcp1_python(), str(SDK1), stdin=pipe, stdout=pipe)
-        todo = {"persons": {"zoe": person}, "visits": [[url, steps]]}
+        todo = {"behaviours": {"zoe": behaviour}, "visits": [[url, steps]]}
         printed, _ = await asyncio.wait_for(process.communicate(json.dumps(todo).encode()), SECONDS)
         return json.loads(printed)
 

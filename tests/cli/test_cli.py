@@ -76,8 +76,8 @@ async def test_tools_and_calls_need_no_running_hub_and_calls_are_audited(config:
     given = await run("call", "raw.echo", "--args", "@-", "--config", config, given=b'{"text": "from stdin"}')
     assert (given.code, given.out) == (0, "from stdin\n")
     async with audit_sqlite.open_reader(slot_file(tmp_path / "state", 1)) as log:
-        told = [json.loads(row.content) async for row in log.rows()]
-    assert [(each["name"], each["frontend"]) for each in told if each["event"] == "call"] == [
+        received = [json.loads(row.content) async for row in log.rows()]
+    assert [(each["name"], each["frontend"]) for each in received if each["event"] == "call"] == [
         ("raw.echo", "command")
     ] * 2
 
@@ -87,7 +87,7 @@ async def test_the_usual_file_is_found(config: str, tmp_path: Path) -> None:
     assert (await run("call", "echo", "text=hi", cwd=tmp_path, env={"HOME": str(tmp_path)})).out == "hi\n"
 
 
-async def test_faults_say_what_ran_and_what_to_do(config: str) -> None:
+async def test_faults_report_executed_and_a_fix(config: str) -> None:
     lost = await run("call", "raw.pay", "nonce=1", "mode=die_after_ledger", "--config", config)
     assert (lost.code, lost.out) == (1, "")
     assert "executed: unknown" in lost.err
@@ -222,7 +222,7 @@ async def test_a_hub_that_is_not_there_ends_with_4(deaf_port: int) -> None:
 # -- serving -------------------------------------------------------------------------------------------------
 
 
-async def test_serve_says_where_it_listens_and_what_is_odd(tmp_path: Path) -> None:
+async def test_serve_prints_its_address_and_warnings(tmp_path: Path) -> None:
     async with serving(tmp_path, {"bad": {"url": 5}}) as served:
         said = "".join(served.said)
         assert f'"url": "http://127.0.0.1:{served.port}/mcp"' in said
@@ -298,7 +298,7 @@ async def test_stdio_can_stand_before_a_running_hub(tmp_path: Path) -> None:
         assert_echoed(await talk("--hub", served.url, env={"ISTHMUS_KEY": KEY}))
 
 
-async def test_stdio_ends_on_a_signal_and_answers_what_runs(config: str, ledger: Ledger) -> None:
+async def test_stdio_ends_on_a_signal_and_answers_running_calls(config: str, ledger: Ledger) -> None:
     process = await start("stdio", "--config", config)
     assert process.stdin is not None
     call = {"name": "raw.pay", "arguments": {"nonce": "n", "mode": "sleep:60"}}
@@ -306,6 +306,6 @@ async def test_stdio_ends_on_a_signal_and_answers_what_runs(config: str, ledger:
     await until_noted(ledger, '"nonce": "n"')
     process.send_signal(signal.SIGTERM)
     assert process.stdout is not None
-    told = (await asyncio.wait_for(process.stdout.read(), RUN_SECONDS)).decode()
+    output = (await asyncio.wait_for(process.stdout.read(), RUN_SECONDS)).decode()
     assert await process.wait() == 0
-    assert json.loads(told.splitlines()[-1])["error"]["data"]["reason"] == "cancelled"
+    assert json.loads(output.splitlines()[-1])["error"]["data"]["reason"] == "cancelled"

@@ -105,7 +105,7 @@ def test_a_client_without_a_file_gets_one_and_loses_it_again(client: str, work: 
     assert not file.exists()
 
 
-def test_what_claude_desktop_starts_is_the_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claude_desktop_starts_the_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(Path(isthmus.__file__).with_name("__main__.py"))])
     file = file_of("claude-desktop", work)
     assert main(["connect", "claude-desktop", "--yes"]) == 0
@@ -219,7 +219,7 @@ def test_a_key_does_not_go_to_another_hub_at_the_port(work: Path, capsys: pytest
         assert main(["connect", "cursor", "--hub", origin, "--yes"]) == 0
 
 
-def test_what_the_client_wrote_meanwhile_stays(work: Path) -> None:
+def test_later_changes_of_the_client_stay(work: Path) -> None:
     file = file_of("claude-code", work)
     assert main(["connect", "claude-code", "--yes"]) == 0
     file.write_text(file.read_text().replace("{", '{\n  "meanwhile": true,', 1))
@@ -269,7 +269,7 @@ def test_the_hub_does_not_read_itself_back(words: list[str], is_skipped: bool, w
 
 
 @pytest.mark.parametrize("client", WRITTEN_FORMS)
-def test_the_page_shows_what_is_written(client: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_the_written_snippets(client: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
     snippet = page.partition(f"### {CLIENTS[client].title}\n")[2].partition("\n### ")[0].split("```")[1]
     snippet = snippet.partition("\n")[2].replace("/home/me/.local", "/opt/isthmus").replace("/home/me", str(work))

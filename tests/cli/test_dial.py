@@ -1,4 +1,4 @@
-"""`isthmus dial` at a terminal and in scripts: what it shows, and how it ends."""
+"""`isthmus dial` at a terminal and in scripts: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ async def test_on_a_terminal_it_shows_the_hub_and_each_server_and_ends_on_an_int
             number, _ = await guest.opened()
             await guest.greet(number)
             assert await guest.call("echo", channel=number, text="x") == "x"
-            await guest.tell({"opened": number, "server": "robot_calc"})
+            await guest.control({"opened": number, "server": "robot_calc"})
             await screen.until("1 call", "as robot_calc")
-            await guest.tell({"closed": number, "code": 1000, "reason": "新连接替换"})
+            await guest.control({"closed": number, "code": 1000, "reason": "新连接替换"})
             await screen.until("refused", "again in 60 s: another connection uses this server id", "--server-id")
             process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(process.wait(), PATIENCE) == 0

@@ -100,8 +100,8 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
         config = write_config(tmp_path, servers)
         code, out = await doctor("--config", str(config), "--wait", "30", "--json")
     assert code == 1, out
-    told = json.loads(out)
-    assert {found["server"]: found["code"] for found in told["findings"]} == {
+    response = json.loads(out)
+    assert {found["server"]: found["code"] for found in response["findings"]} == {
         "died": "ISD-101",
         "shot": "ISD-101",
         "mute": "ISD-101",
@@ -124,13 +124,13 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
         "mcp_as_rpc": "ISD-105",
         "off": "ISD-501",
     }
-    died = next(found for found in told["findings"] if found["server"] == "died")
+    died = next(found for found in response["findings"] if found["server"] == "died")
     assert died["message"] == "exited with code 3; its last output: no licence"
-    fixes = {found["server"]: found["fix"].partition(f"{config}, ")[2] for found in told["findings"]}
+    fixes = {found["server"]: found["fix"].partition(f"{config}, ")[2] for found in response["findings"]}
     assert fixes["moved"].startswith("set url to https://moved.example")
     assert fixes["early"].startswith("remove era")
     assert fixes["mcp_as_rpc"].startswith("write url instead of rpc")
-    assert all(found["fix"] for found in told["findings"])
+    assert all(found["fix"] for found in response["findings"])
     assert SECRET not in out
 
 

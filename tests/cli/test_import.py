@@ -23,7 +23,7 @@ async def run(folder: Path, *words: str) -> tuple[int, str, str]:
     return ended.code, ended.out, ended.err
 
 
-async def test_what_was_imported_is_what_the_hub_then_sees(tmp_path: Path) -> None:
+async def test_the_hub_sees_imported_servers(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "codex", tmp_path, dirs_exist_ok=True)
     code, out, err = await run(tmp_path, "import", "codex")
     assert (code, out.count("new")) == (0, 3), err

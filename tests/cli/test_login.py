@@ -1,4 +1,4 @@
-"""`isthmus login` as a person uses it: what it prints, what it keeps, and what it says when nothing came of it."""
+"""`isthmus login` as a person uses it: its output, the stored login, and its messages after a failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.security.authority import Authority, Protected, entry_of, visit
 
 
 @pytest.mark.parametrize("is_device", [False, True])
-async def test_a_login_prints_where_to_go_and_keeps_what_comes_of_it(tmp_path: Path, *, is_device: bool) -> None:
+async def test_a_login_prints_its_address_and_stores_the_token(tmp_path: Path, *, is_device: bool) -> None:
     async with Authority() as authority, Protected(authority) as server:
         config = write_config(tmp_path, {"my s": entry_of(server)})
         words = ["login", "my s", "--config", str(config), *(["--device"] if is_device else ["--scope", "more"])]
@@ -55,9 +55,9 @@ def test_a_server_without_login_is_reported(tmp_path: Path, capsys: pytest.Captu
         (["login", "own", "--caller", "acme/bob"], 1, 'add [servers.own.callers."acme/bob".oauth]'),
         (["logout", "own"], 2, "there is no login at own"),
     ]
-    for words, code, told in cases:
+    for words, code, received in cases:
         assert main([*words, "--config", str(config)]) == code
         said = capsys.readouterr().err
-        assert told in said
+        assert received in said
         assert "a secret of the hub" not in said
     assert main(["login", "--config", str(config)]) == 2

@@ -1,4 +1,4 @@
-"""What a person at a terminal of 80 columns sees of a running hub: its log, its tools, its servers, its figures."""
+"""Commands that show a running hub on a terminal of 80 columns: log, tools, servers and figures."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_an_operator_reads_logs_restarts_and_watches_and_others_do_not(tmp
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_screens_of_the_page_are_what_commands_show(tmp_path: Path) -> None:
+async def test_the_screens_of_the_page_match_the_commands(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     taken = await screens(commands_of(page), tmp_path)
     for found in SCREEN.finditer(page):

@@ -1,4 +1,4 @@
-"""The recording in the README is what its commands show, and small."""
+"""The recording in the README matches the output of its commands, and is small."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def words_of(image: str) -> list[str]:
     return comparable(unescape(re.sub(r"<style>.*?</style>|<[^>]*>", "\n", image, flags=re.DOTALL)))
 
 
-async def test_the_recording_is_what_the_commands_of_the_readme_show(tmp_path: Path) -> None:
+async def test_the_recording_matches_the_commands_of_the_readme(tmp_path: Path) -> None:
     if not FILESYSTEM.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{FILESYSTEM} is missing: `make test` installs it")
     again = draw(await record(tmp_path))

@@ -37,8 +37,8 @@ async def minted(folder: Path, hub: HubProcess, agent: str, *words: str) -> dict
     url = ("--url", f"ws://127.0.0.1:{hub.port}")
     code, out, err = await run(folder, "token", "relay", agent, *url, *words, "--json")
     assert code == 0, err
-    told: dict[str, Any] = json.loads(out)
-    return told
+    response: dict[str, Any] = json.loads(out)
+    return response
 
 
 async def test_addresses_are_good_at_the_hub_until_they_are_revoked(tmp_path: Path) -> None:

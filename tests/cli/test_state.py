@@ -151,7 +151,7 @@ async def test_a_home_that_is_no_folder_is_named(user: User) -> None:
     assert "Set HOME or XDG_STATE_HOME to a folder that you may write" in ended.err
 
 
-async def test_what_an_earlier_version_left_is_not_silently_lost(user: User) -> None:
+async def test_state_of_an_earlier_version_is_not_silently_lost(user: User) -> None:
     shop = user.project("shop")
     made = await user.run(user.home, "token", "create", "ann", "--allow", "*", "--json")
     (user.state / "configuration").unlink()  # an earlier version did not say whose folder it is
@@ -215,8 +215,8 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
     state = next(folder for folder in (user.state / "hubs").iterdir() if folder.name.startswith("shop"))
     assert not (state / "running.json").exists()
     async with audit_sqlite.open_reader(state / "journal.db") as log:
-        told = [json.loads(row.content) async for row in log.rows()]
-    calls = [(each["caller"], each["frontend"], each["name"]) for each in told if each["event"] == "call"]
+        received = [json.loads(row.content) async for row in log.rows()]
+    calls = [(each["caller"], each["frontend"], each["name"]) for each in received if each["event"] == "call"]
     assert calls == [("local", "rest", "raw.echo")]
 
 
@@ -238,7 +238,7 @@ async def test_a_hub_that_commands_cannot_find_says_so(user: User) -> None:
         assert (await user.run(shop, "tools", "--hub", hub.url)).code == 0
 
 
-async def test_what_a_killed_hub_left_does_no_harm(user: User) -> None:
+async def test_leftovers_of_a_killed_hub_are_harmless(user: User) -> None:
     shop = user.project("shop")
     with pytest.raises(AssertionError, match="ended with -9"):
         async with user.serving(shop) as hub:

@@ -1,4 +1,4 @@
-"""What `isthmus.cluster.bus` promises, over both implementations."""
+"""The contract of `isthmus.cluster.bus`, over both implementations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fill(channel: BusChannel, message: bytes) -> int:
 # -- presence ----------------------------------------------------------------------------------------------------------
 
 
-async def test_nodes_see_each_other_and_what_they_announce(cluster: Cluster) -> None:
+async def test_nodes_see_each_other_and_their_announcements(cluster: Cluster) -> None:
     a = await cluster.node("a", {"address": "here"})
     b = await cluster.node(ODD_NODE, {"address": "there"})
     c = await cluster.node("c")
@@ -157,7 +157,7 @@ async def test_a_silent_node_is_reported_and_nothing_breaks(cluster: Cluster) ->
         await a.connect(NodeId("b"), "echo", within=20)
     reported = len(inbox.silences)
     assert not channel.is_confirmed()
-    await eventually(lambda: len(inbox.silences) > reported, "who wants to send is told at once")
+    await eventually(lambda: len(inbox.silences) > reported, "the sender is notified at once")
     assert channel.is_open
     assert inbox.writables == 0
     assert not channel.is_confirmed()
@@ -168,7 +168,7 @@ async def test_a_silent_node_is_reported_and_nothing_breaks(cluster: Cluster) ->
     assert await a.request(NodeId("b"), "echo", b"again", within=20) == b"again"
 
 
-async def test_what_a_node_prepares_is_there_when_it_is_first_seen(cluster: Cluster) -> None:
+async def test_a_node_is_first_seen_with_its_services(cluster: Cluster) -> None:
     """The request leaves in the very callback that reports the node."""
     a = await cluster.node("a")
     answers: list[asyncio.Task[bytes]] = []
@@ -191,27 +191,27 @@ async def test_published_messages_reach_the_subscribers_of_all_other_nodes(clust
     c = await cluster.node("c")
     await present(a, "b", "c")
     await present(c, "a", "b")
-    heard: asyncio.Queue[tuple[str, NodeId, bytes]] = asyncio.Queue()
+    received: asyncio.Queue[tuple[str, NodeId, bytes]] = asyncio.Queue()
 
     def fail(_node: NodeId, _payload: bytes) -> None:
         raise RuntimeError("a subscriber's defect")
 
     b.subscribe("news", fail)
-    stop = b.subscribe("news", lambda node, payload: heard.put_nowait(("b", node, payload)))
-    c.subscribe("news", lambda node, payload: heard.put_nowait(("c", node, payload)))
-    a.subscribe("news", lambda node, payload: heard.put_nowait(("a", node, payload)))
+    stop = b.subscribe("news", lambda node, payload: received.put_nowait(("b", node, payload)))
+    c.subscribe("news", lambda node, payload: received.put_nowait(("c", node, payload)))
+    a.subscribe("news", lambda node, payload: received.put_nowait(("a", node, payload)))
     big = os.urandom(ONE_SHOT_BYTES_MAX)
     a.publish("news", big)
     async with asyncio.timeout(30):
-        got = [await heard.get(), await heard.get()]
+        got = [await received.get(), await received.get()]
     assert sorted(got) == [("b", "a", big), ("c", "a", big)]
     stop()
     stop()
     a.publish("other", b"")
     a.publish("news", b"")
     async with asyncio.timeout(30):
-        assert await heard.get() == ("c", "a", b"")
-    assert heard.empty()
+        assert await received.get() == ("c", "a", b"")
+    assert received.empty()
     with pytest.raises(ValueError, match="at most"):
         a.publish("news", big + b"x")
     with pytest.raises(ValueError, match="topic"):
@@ -523,7 +523,7 @@ async def test_a_frame_with_a_wrong_number_breaks_its_channel_on_both_sides(clus
     assert await echo.next() == b"still here"
 
 
-async def test_what_is_not_understood_costs_at_most_its_channel(cluster: Cluster) -> None:
+async def test_invalid_messages_cost_at_most_their_channel(cluster: Cluster) -> None:
     a, b = await cluster.pair()
     here, there = await open_channel(a, b)
     other_here, other_there = await open_channel(a, b)
@@ -583,7 +583,7 @@ async def test_thousands_of_channels_live_side_by_side_and_end_with_their_peer(c
     assert a.sessions == {}
 
 
-async def test_what_was_not_sent_when_the_peer_died_has_provably_not_left(cluster: Cluster) -> None:
+async def test_bytes_not_sent_when_the_peer_died_have_provably_not_left(cluster: Cluster) -> None:
     a = await cluster.node("a")
     program = await cluster.program("b", {"silence_seconds": 30.0})
     await present(a, "b")

@@ -61,7 +61,7 @@ def test_no_payload_raises(payload: bytes) -> None:
     assert decode_reason(payload).isprintable()
 
 
-def test_what_is_encoded_is_decoded() -> None:
+def test_encoded_frames_are_decoded() -> None:
     hello = Hello("ä", 5, "boot", {"a": "b"}, wants_reply=True)
     assert decode_hello(encode_hello(hello)) == hello
     content = os.urandom(50)

@@ -1,4 +1,4 @@
-"""What is special about the bus over Unix sockets: files, their modes, and strangers that connect."""
+"""The bus over Unix sockets: its files, their modes, and unknown peers that connect."""
 
 from __future__ import annotations
 

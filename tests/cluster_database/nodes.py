@@ -13,7 +13,7 @@ from typing import Any
 from tests.conftest import Ledger
 from tests.databases import Database
 from tests.faults import quick_server
-from tests.faults.test_tasks_crash import SECONDS, Load, said
+from tests.faults.test_tasks_crash import SECONDS, Load, task_message
 from tests.faults.watching import eventually
 from tests.fork_server import forked
 from tests.hubs import HubProcess, _keep_reading, _listening_port, environment, stdio, write_config
@@ -175,7 +175,7 @@ class Node:
 
     async def send(self, nonce: str, tool: str = "pay", *, waits: bool = False) -> dict[str, Any]:
         """Send a message, and return the task."""
-        params = {**said(nonce, tool), "configuration": {"returnImmediately": not waits}}
+        params = {**task_message(nonce, tool), "configuration": {"returnImmediately": not waits}}
         task: dict[str, Any] = await self.load.send(params)
         return task
 
@@ -217,9 +217,9 @@ class Node:
 
 
 def executed(task: dict[str, Any]) -> str:
-    """What the caller of a failed task is told."""
-    told: str = task["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
-    return told
+    """The `executed` that the caller of a failed task gets."""
+    received: str = task["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
+    return received
 
 
 async def all_end(node: Node, tasks: list[str], within: float = SECONDS) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tests.cluster_database.nodes import Cluster, Node, executed
 from tests.cluster_database.test_kills import Traffic
 from tests.conftest import Ledger
 from tests.databases import Database, replicated, running
-from tests.faults.test_tasks_crash import SECONDS, said
+from tests.faults.test_tasks_crash import SECONDS, task_message
 from tests.faults.watching import eventually
 
 HEALTHY_SECONDS = 5.0 * BUSY
@@ -62,7 +62,7 @@ async def test_a_database_that_writes_nothing_stops_tasks_and_no_calls(
         await a.says("the lease of this node has ended")
         for node in (a, b):
             await calls_work(node)
-        assert "it was not started" in (await a.fails("SendMessage", said("1-2", "pay")))["message"]
+        assert "it was not started" in (await a.fails("SendMessage", task_message("1-2", "pay")))["message"]
         cluster.database.psql_writing("ALTER SYSTEM RESET default_transaction_read_only")
         cluster.database.psql("SELECT pg_reload_conf()")
         for number, node in enumerate((a, b)):

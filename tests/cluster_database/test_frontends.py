@@ -1,4 +1,4 @@
-"""What callers of every kind see of tasks that another node runs, and what continues when that node dies."""
+"""Callers of every frontend see tasks that another node runs, and tasks continue when that node dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cluster_database.nodes import Cluster, executed
 from tests.conftest import Ledger
 from tests.databases import Database, running
 from tests.faults.test_hub_tasks_crash import Caller
-from tests.faults.test_tasks_crash import SECONDS, said
+from tests.faults.test_tasks_crash import SECONDS, task_message
 from tests.faults.watching import eventually
 from tests.frontends.receiver import Receiver
 from tests.frontends.test_a2a_push import states
@@ -65,7 +65,7 @@ async def test_push_notifications_of_a_killed_node_are_sent_by_another_one(
         cluster = Cluster(tmp_path, database, ledger, targets=receiver.allowed)
         receiver.hanging.add("/hook")
         async with cluster.nodes("a", "b") as (a, b), asyncio.timeout(SECONDS):
-            params = said("1-2", "hold")
+            params = task_message("1-2", "hold")
             push = {"url": receiver.url("/hook"), "token": "a-token"}
             params["configuration"]["taskPushNotificationConfig"] = push
             task = (await a.load.send(params))["id"]

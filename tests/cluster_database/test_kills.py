@@ -1,4 +1,4 @@
-"""Nodes are killed and stopped at random under load: what was acknowledged ends, once, and the history is sound."""
+"""Nodes are killed and stopped at random under load: acknowledged tasks end once, with a sound history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster_database.nodes import LEASE, Cluster, Node, executed
 from tests.conftest import Ledger
 from tests.databases import Database, running
 from tests.faults.oracle import Record, judge
-from tests.faults.test_tasks_crash import said
+from tests.faults.test_tasks_crash import task_message
 from tests.faults.watching import note, times
 
 KILLS = int(os.environ.get("ISTHMUS_CLUSTER_KILLS", "0")) or times(6, 60)
@@ -45,11 +45,11 @@ class Traffic:
         self._number = 0
 
     async def run(self, points: random.Random) -> None:
-        """Send until told to stop; what a dying node does not answer is sent to another one."""
+        """Send until stopped; unanswered messages are sent to another node."""
         while not self.is_done:
             self._number += 1
             nonce = f"1-{self._number}"
-            params = said(nonce, "hold" if self._number % 11 == 0 else "pay")
+            params = task_message(nonce, "hold" if self._number % 11 == 0 else "pay")
             self.unanswered[nonce] = params
             if self.living:
                 await self.send(points.choice(self.living), nonce)
@@ -118,7 +118,7 @@ async def test_nodes_that_are_killed_and_stopped_at_random_lose_no_task_and_run_
                 assert executed(found) == "unknown", found
                 history.append(Record(nonce, "unknown"))
         assert judge(history, ledger.ran()) == []
-        completed = sum(record.told == "ok" for record in history)
+        completed = sum(record.reported == "ok" for record in history)
         assert completed
         written = cluster.check_history()
         note(seed=SEED, kills_and_stops=KILLS, tasks=len(history), completed=completed, writes=written)

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster_database.nodes import LEASE, RUNNING, TAKEOVER_SECONDS, Cluster, Node, all_end, executed
 from tests.conftest import Ledger
 from tests.databases import Database, running
-from tests.faults.test_tasks_crash import SECONDS, said
+from tests.faults.test_tasks_crash import SECONDS, task_message
 from tests.faults.watching import eventually
 from tests.hubs import serving
 
@@ -54,7 +54,7 @@ async def test_every_node_shows_the_tasks_of_all(no_leftovers: None, cluster: Cl
         refused = await b.fails("CancelTask", {"id": held})
         assert "Another node of the cluster runs task" in refused["message"]
         assert "'executed': 'no'" in str(refused), refused
-        more = said("1-3", "pay")
+        more = task_message("1-3", "pay")
         more["message"]["taskId"] = held
         assert "Another node of the cluster runs task" in (await b.fails("SendMessage", more))["message"]
         # A change is seen at once, because nothing of another node is cached.
@@ -156,7 +156,7 @@ async def test_while_the_database_is_away_for_longer_than_a_lease_no_node_is_tak
         await asyncio.to_thread(cluster.database.stop)
         await a.says("the lease of this node has ended")
         assert await a.ready() == (503, "storage_failing")
-        assert "It did not run this time" in (await a.fails("SendMessage", said("1-2", "pay")))["message"]
+        assert "It did not run this time" in (await a.fails("SendMessage", task_message("1-2", "pay")))["message"]
         await asyncio.to_thread(cluster.database.start)
         for node in (a, b):
 
@@ -202,7 +202,7 @@ async def test_a_hub_that_is_alone_and_a_cluster_keep_each_other_out(
 # -- callers that wait -------------------------------------------------------------------------------------------------
 
 
-async def test_a_caller_that_waits_on_a_node_that_stood_still_gets_what_the_heir_stores(
+async def test_a_caller_waiting_on_a_stalled_node_gets_the_heirs_result(
     no_leftovers: None, cluster: Cluster, ledger: Ledger
 ) -> None:
     async with cluster.nodes("a", "b") as (a, b), asyncio.timeout(SECONDS):

@@ -103,7 +103,7 @@ async def test_a_hub_with_keys_in_its_folder_does_not_start_open_on_a_database_w
         assert not await is_accepted(b.hub, None)
 
 
-async def test_a_migration_keeps_what_the_database_has(no_leftovers: None, cluster: Cluster) -> None:
+async def test_a_migration_keeps_existing_records(no_leftovers: None, cluster: Cluster) -> None:
     await command(cluster.config("b"), "token", "create", "ann", "--allow", "*")
     alone = cluster.config("a", cluster=None, storage=None)
     await command(alone, "token", "create", "ann", "--allow", "files.read")

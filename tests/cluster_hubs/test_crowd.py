@@ -1,4 +1,4 @@
-"""A node dies that owns many servers: callers are told soon, what waited runs elsewhere, and nothing runs twice.
+"""A node that owns many servers dies: callers get errors soon, waiting tasks run elsewhere, nothing runs twice.
 
 The long form kills twenty nodes with a thousand servers each: `make crowdkill`.
 """
@@ -140,7 +140,7 @@ async def test_a_node_with_many_servers_is_killed_under_load(tmp_path: Path) -> 
 async def kill_and_check(
     number: int, victim: str, nodes: dict[str, HubProcess], crowd: Sequence[Moving], points: random.Random
 ) -> None:
-    """Kill a node with running and waiting calls to its servers, and check what their callers are told."""
+    """Kill a node with running and waiting calls to its servers, and check the answers to their callers."""
     clock = asyncio.get_running_loop().time
     owned = [each for each in crowd if each.at == victim]
     called = points.sample(owned, min(CALLS, len(owned)))
@@ -168,18 +168,20 @@ async def kill_and_check(
         os.kill(nodes.pop(victim).pid, signal.SIGKILL)
         ends = dict(zip(sent, await asyncio.gather(*sent.values()), strict=True))
         await eventually(lambda: all(each.wire is not None for each in owned), "all servers are back", 60 * BUSY)
-    told = [at - killed_at for text, (_, at) in ends.items() if text.endswith("hold")]
+    received = [at - killed_at for text, (_, at) in ends.items() if text.endswith("hold")]
     ran = [at - killed_at for text, (_, at) in ends.items() if text.endswith("echo")]
     back = sorted(each.ready_at - killed_at for each in owned)
     p95 = back[int(0.95 * (len(back) - 1))]
-    figures = f"told within {max(told):.2f} s, queued calls ran within {max(ran):.2f} s, servers back p95 {p95:.2f} s"
-    print(f"round {number + 1}: {len(owned)} servers, {len(told)} running calls: {figures}")
+    figures = (
+        f"answered within {max(received):.2f} s, queued calls ran within {max(ran):.2f} s, servers back p95 {p95:.2f} s"
+    )
+    print(f"round {number + 1}: {len(owned)} servers, {len(received)} running calls: {figures}")
     for text, (answer, _) in ends.items():
         if text.endswith("hold"):
             assert answer["error"]["data"]["executed"] == "unknown", answer
         else:
             assert answer.get("result", {}).get("content", [{}])[0].get("text") == text, answer
     assert max(Counter(text for each in crowd for text in each.arrived).values()) == 1, "a call ran twice"
-    assert max(told) < TOLD_SECONDS * BUSY
+    assert max(received) < TOLD_SECONDS * BUSY
     assert max(ran) < RUN_SECONDS * BUSY
     assert p95 < BACK_SECONDS * BUSY

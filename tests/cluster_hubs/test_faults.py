@@ -1,4 +1,4 @@
-"""Nodes, NATS and sockets that die while calls cross: callers are told soon, and what they are told is true."""
+"""Nodes, NATS and sockets die while calls cross: callers get an error soon, and it is true."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ async def test_callers_get_an_error_when_the_owner_is_killed(tmp_path: Path, age
         os.kill(a.pid, signal.SIGKILL)
         async with asyncio.timeout(TOLD_SECONDS):
             answers = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
-        told = {text: answer["error"]["data"]["executed"] for text, answer in answers.items()}
-        assert set(told.values()) == {"unknown"}
+        received = {text: answer["error"]["data"]["executed"] for text, answer in answers.items()}
+        assert set(received.values()) == {"unknown"}
         arrived = ledger.arrived()
         assert max(arrived.values()) == 1, "a call was sent twice"
         for hub in (b, c):
@@ -195,7 +195,7 @@ async def test_a_hub_starts_without_nats_and_joins_when_it_is_there(tmp_path: Pa
             nats.kill()
 
 
-async def test_a_node_that_shuts_down_answers_what_it_has_and_gets_nothing_new(tmp_path: Path, agent: str) -> None:
+async def test_a_node_that_shuts_down_answers_its_calls_and_gets_no_new_ones(tmp_path: Path, agent: str) -> None:
     async with (
         nats_server(tmp_path) as nats,
         node(tmp_path, nats.url, "b") as b,

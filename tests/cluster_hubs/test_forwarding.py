@@ -1,4 +1,4 @@
-"""What lives in the memory of one node is reached through any other: sessions, streams, questions, signed-in pages.
+"""State in the memory of one node is reached through any other: sessions, streams, questions, sign-ins.
 
 Two real nodes on a real NATS server. Each test begins something at node `A` and goes on at node `B`.
 """

@@ -19,7 +19,7 @@ from tests.cluster_hubs.nodes import stands
 from tests.cluster_hubs.sites import site
 from tests.cluster_hubs.test_faults import text_of
 from tests.conftest import Ledger
-from tests.faults.test_tasks_crash import SECONDS, said
+from tests.faults.test_tasks_crash import SECONDS, task_message
 from tests.faults.watching import eventually
 from tests.hubs import Raw
 from tests.relay.peers import Manner, raw_server
@@ -65,13 +65,13 @@ async def test_a_node_that_is_cut_off_serves_its_own_writes_nothing_and_comes_ba
             began = clock()
             assert text_of(await here.call(f"{name}.echo", {"text": "own"})) == "own"
             if "nats" in cut:
-                told, error = "", dict[str, Any]()
-                while told != "no":  # what left before the cut was known may have run
+                received, error = "", dict[str, Any]()
+                while received != "no":  # what left before the cut was known may have run
                     called = clock()
                     error = (await there.call(f"{name}.echo", {"text": "cut"}))["error"]
                     assert clock() - called < NOT_SENT_SECONDS
-                    told = error["data"]["executed"]
-                    print(f"{cut}: {told} after {clock() - called:.2f} s, {called - began:.2f} s after the cut")
+                    received = error["data"]["executed"]
+                    print(f"{cut}: {received} after {clock() - called:.2f} s, {called - began:.2f} s after the cut")
                 assert error["code"] == -32011
                 await stands(b.hub, name, "away")
                 error = (await there.call(f"{name}.echo", {"text": "cut"}))["error"]
@@ -86,7 +86,7 @@ async def test_a_node_that_is_cut_off_serves_its_own_writes_nothing_and_comes_ba
                 await eventually(partial(is_failing, a), "it says that it cannot store", 5.0 * BUSY)
             if "db" in cut:
                 sent = clock()
-                error = await a.fails("SendMessage", said(f"{round}-2", "pay"))
+                error = await a.fails("SendMessage", task_message(f"{round}-2", "pay"))
                 assert any(words in error["message"] for words in ("it was not started", "It did not run")), error
                 assert clock() - sent < NOT_SENT_SECONDS
                 print(f"{cut}: a task is refused after {clock() - sent:.2f} s")

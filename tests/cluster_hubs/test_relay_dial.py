@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch, hub: HubProcess) -> None:
     """The node with the socket tells the name some milliseconds before the other node has the server."""
-    told = test_dial.offered
+    received = test_dial.offered
 
     async def offered(dial: DialProcess, *names: str) -> None:
-        await told(dial, *names)
+        await received(dial, *names)
         for name in names:
             if not name.startswith("robot_"):  # of a hub that is alone
                 await stands(hub, name, "ready")

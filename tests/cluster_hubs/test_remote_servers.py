@@ -67,7 +67,7 @@ async def test_a_list_waits_for_a_server_that_connects_to_another_node(pair: Seq
             assert not robot.is_ready, "its list waits"
             server.manner = Manner()
             for frame in list(server.frames):
-                await server.heard(frame)
+                await server.on_frame(frame)
             await robot.ready()
             assert list(robot.tools) == ["echo"]
             assert await robot.call("echo", {"text": "across"}) == "across"
@@ -228,7 +228,7 @@ async def test_two_programs_of_one_name_at_two_nodes_have_the_same_names_everywh
                     assert sorted(names) == [f"{agent}_lamp.one", f"{agent}_lamp_2.two"]
 
 
-async def test_a_node_that_joins_later_finds_what_is_there(tmp_path: Path, agent: str) -> None:
+async def test_a_node_that_joins_later_finds_the_existing_servers(tmp_path: Path, agent: str) -> None:
     async with (
         nats_server(tmp_path) as nats,
         node(tmp_path, nats.url, "a") as a,

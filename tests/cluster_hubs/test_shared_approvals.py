@@ -43,7 +43,7 @@ async def test_a_call_that_waits_at_one_node_is_allowed_at_another(nodes: list[H
         await _is_used(beside, id)
 
 
-async def test_what_was_allowed_at_one_node_runs_once_at_another(nodes: list[HubProcess]) -> None:
+async def test_a_call_allowed_at_one_node_runs_once_at_another(nodes: list[HubProcess]) -> None:
     a, b = nodes
     async with client(a, "agent") as here, client(b, "agent") as there, client(b, "boss") as boss:
         assert (await here.call({"n": 2}, seconds=0.5))["reason"] == "approval_pending"
@@ -53,7 +53,7 @@ async def test_what_was_allowed_at_one_node_runs_once_at_another(nodes: list[Hub
         assert again["reason"] == "approval_pending", "it was allowed once"
 
 
-async def test_what_was_denied_at_one_node_is_denied_at_another(nodes: list[HubProcess]) -> None:
+async def test_a_call_denied_at_one_node_is_denied_at_another(nodes: list[HubProcess]) -> None:
     a, b = nodes
     async with client(a, "agent") as here, client(b, "agent") as there, client(b, "boss") as boss:
         call = asyncio.ensure_future(here.call({"n": 3}))

@@ -1,4 +1,4 @@
-"""What a caller gets or does at one node counts at another: two nodes, NATS and PostgreSQL.
+"""State that a caller creates at one node counts at another: two nodes, NATS and PostgreSQL.
 
 `make affinity` runs the tests of all frontends like this; here is one test for each thing that nodes share.
 """
@@ -22,7 +22,7 @@ from tests.cluster_hubs.balanced import database, serving_nodes, start_nodes
 from tests.cluster_hubs.nodes import nats_server
 from tests.conftest import Ledger
 from tests.faults import quick_server
-from tests.faults.ears import listening
+from tests.faults.event_listener import listening
 from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events, reply, tool
 from tests.faults.test_retracted import server_of
 from tests.faults.watching import eventually
@@ -63,24 +63,24 @@ BUDGETS["all"]["callers"] = ["ann", "bob"]
 class Announcing(Scripted):
     """A server that announces a change of its tools to the client that has caused it, and to no other."""
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.greetings += 1
         able = {"tools": {"listChanged": True}}
-        told = {"protocolVersion": "2025-11-25", "capabilities": able, "serverInfo": {"name": "x", "version": "1"}}
-        out.write(reply(heard.result(told), headers={"mcp-session-id": self.session}))
+        received = {"protocolVersion": "2025-11-25", "capabilities": able, "serverInfo": {"name": "x", "version": "1"}}
+        out.write(reply(request.result(received), headers={"mcp-session-id": self.session}))
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.tools = [tool("t"), tool("grown")]
         changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
-        out.write(EVENTS + events(changed, heard.result({"content": []})) + b"0\r\n\r\n")
+        out.write(EVENTS + events(changed, request.result({"content": []})) + b"0\r\n\r\n")
 
 
 class Restless(Announcing):
     """A server like that, whose list is another one whenever it is read."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.tools = [tool("t"), tool(f"t{self.count('tools/list')}")]
-        await super().on(heard, out)
+        await super().on(request, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,24 +187,24 @@ async def test_push_notifications_of_all_nodes_are_signed_with_one_key(world: Wo
 async def test_a_conversation_reaches_one_process_whichever_node_it_comes_to(world: World) -> None:
     async with world.at(world.a) as a, world.at(world.b) as b:
         context, first = await Agent(a, "1.0").call("count")
-        told = [(await Agent(node, "1.0").call("count", context))[1] for node in (b, a, b)]
-        assert {each["pid"] for each in told} == {first["pid"]}
+        received = [(await Agent(node, "1.0").call("count", context))[1] for node in (b, a, b)]
+        assert {each["pid"] for each in received} == {first["pid"]}
         # A caller's own context, which no node has made.
-        told = [(await Agent(node, "1.0").call("count", "mine"))[1] for node in (a, b, a, b)]
-        assert len({each["pid"] for each in told}) == 1
+        received = [(await Agent(node, "1.0").call("count", "mine"))[1] for node in (a, b, a, b)]
+        assert len({each["pid"] for each in received}) == 1
 
 
 async def test_a_caller_has_one_process_whichever_node_and_frontend_it_uses(world: World) -> None:
     async def pids(who: str, node: HubProcess) -> list[int]:
         """Who answers it over MCP, in a session and without one, and over REST; and over A2A, where it can be asked."""
         async with Raw(node.url_of("note"), key=KEYS[who]) as raw, world.at(node, who) as http:
-            told = (await raw.call("touch"))["result"], (await http.post("/v1/tools/note.touch", json={})).json()
+            response = (await raw.call("touch"))["result"], (await http.post("/v1/tools/note.touch", json={})).json()
             async with open_client(node, KEYS[who], "/mcp/note", listens=False) as session:
                 said = (await session.ask("tools/call", {"name": "touch", "arguments": {}}))["result"]
             message = envelope("SendMessage", run("note.touch"))
             task = (await http.post("/a2a", json=message, headers={"A2A-Version": "1.0"})).json()["result"]["task"]
             (part,) = [part for artifact in task["artifacts"] for part in artifact["parts"]]
-            return [*(int(each["content"][0]["text"]) for each in (*told, said)), int(part["text"])]
+            return [*(int(each["content"][0]["text"]) for each in (*response, said)), int(part["text"])]
 
     una = [await pids("una", node) for node in (world.a, world.b)]
     uno = [await pids("uno", node) for node in (world.b, world.a)]
@@ -216,7 +216,7 @@ async def test_a_caller_has_one_process_whichever_node_and_frontend_it_uses(worl
     assert not set(una[0]) & set(uno[0])
 
 
-async def test_a_caller_hears_at_any_node_of_updates_in_its_own_process(world: World) -> None:
+async def test_a_caller_is_notified_at_any_node_of_updates_in_its_own_process(world: World) -> None:
     for there, here in ((world.a, world.b), (world.b, world.a)):
         async with (
             listening(there.url_of("note"), [PAGE], key=KEYS["una"]) as ear,
@@ -227,9 +227,7 @@ async def test_a_caller_hears_at_any_node_of_updates_in_its_own_process(world: W
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_caller_hears_at_any_node_of_its_process_at_the_one_that_runs_the_program(
-    world: World, mode: Mode
-) -> None:
+async def test_a_caller_is_notified_at_any_node_if_one_node_runs_its_program(world: World, mode: Mode) -> None:
     pids: list[int] = []
     for node in (world.a, world.b):
         async with follower(node.url_of("page"), mode, PAGE, key=KEYS["una"]) as (client, ear):
@@ -243,9 +241,9 @@ async def test_a_servers_tasks_are_listed_and_reported_at_all_nodes(world: World
         ids = [await client.create("job.slow") for client in (one, other, one)]
         for client in (one, other):
             assert await client.listed() == [(id, "working") for id in ids]
-        await one.tell(ids[0], "completed")
+        await one.set_status(ids[0], "completed")
         for client in (one, other):
-            assert (await client.hear())["params"]["taskId"] == ids[0]
+            assert (await client.receive())["params"]["taskId"] == ids[0]
         assert (await other.listed())[0] == (ids[0], "completed")
         async with open_client(world.b, KEYS["uno"]) as stranger:
             assert await stranger.listed() == []
@@ -319,7 +317,7 @@ async def test_a_question_that_names_no_call_parts_programs_at_all_nodes(world: 
             (tmp_path / "end").touch()
 
 
-async def test_what_a_caller_may_store_is_counted_at_all_nodes(world: World) -> None:
+async def test_the_storage_quota_of_a_caller_counts_at_all_nodes(world: World) -> None:
     async with world.at(world.a, "ann") as a, world.at(world.b, "ann") as b:
         begun: list[str] = []
         answer: Any = {}
@@ -373,7 +371,7 @@ async def test_a_server_is_disabled_and_restarted_at_all_nodes(world: World) -> 
         await eventually(is_ready, "it is enabled at both")
 
 
-async def test_nodes_do_not_tell_each_other_of_a_list_without_end(tmp_path: Path) -> None:
+async def test_nodes_announce_a_restless_list_to_each_other_once(tmp_path: Path) -> None:
     async with Restless() as server, serving_nodes(tmp_path, {"restless": server.entry}, limits=PATIENT) as hub:
         for node in hub.nodes:
             async with Raw(node.url) as raw:
@@ -381,7 +379,7 @@ async def test_nodes_do_not_tell_each_other_of_a_list_without_end(tmp_path: Path
         await eventually(lambda: server.count("tools/list") >= 4, "both have read it again")
         known = server.count("tools/list")
         await asyncio.sleep(LOOKS_SECONDS)  # nothing happens, and that is what counts
-        assert server.count("tools/list") <= known + 4, "each was told of a change once"
+        assert server.count("tools/list") <= known + 4, "each was notified of a change once"
 
 
 async def test_the_same_words_after_a_response_are_a_new_message_of_0_1_at_every_node(

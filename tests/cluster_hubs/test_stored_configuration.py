@@ -122,7 +122,7 @@ async def test_a_version_is_applied_by_all_nodes(pushed: Pushed) -> None:
     assert "servers.files.command" not in {each["path"] for each in json.loads(shown.out)["values"]}
 
 
-async def test_what_no_node_could_use_is_refused(pushed: Pushed) -> None:
+async def test_an_unusable_configuration_is_not_stored(pushed: Pushed) -> None:
     before = json.loads((await pushed.command("history", "--json")).out)["versions"][0]["version"]
     refused: dict[str, Json] = {
         "hub.port": {"hub": {"port": 1}},

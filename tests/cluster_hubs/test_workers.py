@@ -1,4 +1,4 @@
-"""`isthmus serve --workers N`: several processes behind one port, which callers cannot tell from one."""
+"""`isthmus serve --workers N`: several processes behind one port that look like one to callers."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ async def test_running_calls_are_answered_at_the_end(tmp_path: Path, database: D
     assert {each.status_code for each in answered} <= {200, 503}, [each.text for each in answered]
 
 
-async def test_what_is_missing_is_reported_once(tmp_path: Path, database: Database, ledger: Ledger) -> None:
+async def test_a_missing_requirement_is_reported_once(tmp_path: Path, database: Database, ledger: Ledger) -> None:
     alone = write_config(tmp_path, {})
     words = ("serve", "--config", str(alone), "--port", "0", "--workers", "2")
     ended = await run(*words, folder=tmp_path)

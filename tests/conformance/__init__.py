@@ -1,1 +1,1 @@
-"""The protocol's conformance suite against the hub: a fixture server, what runs the suite, and what it found."""
+"""The protocol's conformance suite against the hub: a fixture server, a runner, and the comparison of results."""

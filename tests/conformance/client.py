@@ -1,4 +1,4 @@
-"""The client that the conformance suite examines: the hub, with a caller who wants of it what a scenario needs.
+"""The client that the conformance suite examines: the hub, with a caller that runs each scenario.
 
 The suite starts `python -m tests.conformance.client ADDRESS` beside a server of its own, names the scenario in the
 environment, and checks what reaches that server. So a hub is started with that address as its only server, and the
@@ -32,12 +32,12 @@ FOCAL_TOOL = "json_schema_2020_12_tool"
 
 JsonObject = dict[str, Any]
 Given: TypeAlias = Mapping[str, Any]
-"""What a scenario tells its client beside the address."""
+"""The settings of a scenario for its client, beside the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRun:
-    """A hub in front of a scenario's server, and somebody who calls it."""
+    """A hub in front of a scenario's server, and a caller."""
 
     hub: HubProcess
     client: Client
@@ -83,7 +83,7 @@ async def use_everything(scenario_run: ScenarioRun) -> None:
         await scenario_run.client.get_prompt(prompt.name)
 
 
-async def call_as_told(scenario_run: ScenarioRun) -> None:
+async def call_scenario_tools(scenario_run: ScenarioRun) -> None:
     """Make the calls that the scenario asks for, without the arguments that are null.
 
     One stands where the schema wants a boolean, which the hub refuses. To the scenario null and absent are the same.
@@ -95,7 +95,7 @@ async def call_as_told(scenario_run: ScenarioRun) -> None:
 
 
 async def call_what_is_listed(scenario_run: ScenarioRun) -> None:
-    """Call every tool that the hub shows to whoever looks by hand: the SDK leaves malformed ones out by itself."""
+    """Call every tool that the hub lists over plain HTTP: the SDK leaves malformed ones out by itself."""
     async with Raw(scenario_run.hub.url_of(SERVER)) as raw:
         names = await raw.names()
     print("listed:", *names)
@@ -113,7 +113,7 @@ SCRIPTS: Mapping[str, Script] = {
     "request-metadata": look,
     "sep-2322-client-request-state": calling("test_mrtr_echo_state", "test_mrtr_no_state", "test_mrtr_no_result_type"),
     "http-standard-headers": use_everything,
-    "http-custom-headers": call_as_told,
+    "http-custom-headers": call_scenario_tools,
     "http-invalid-tool-headers": call_what_is_listed,
 }
 """What to do in each scenario that needs no authorisation server."""
@@ -123,7 +123,7 @@ UNRELATED = {"sep-2322-client-request-state": "test_mrtr_unrelated"}
 
 
 class Person:
-    """Whoever is asked: accepts, with what each form proposes, and does something else in between where told to."""
+    """The user that is asked: accepts each form with its proposals, and interrupts where the scenario wants it."""
 
     def __init__(self, unrelated: str | None) -> None:
         self._unrelated = unrelated
@@ -161,7 +161,7 @@ async def run_scenario(url: str, scenario: str, revision: str, given: Given) -> 
 
 
 async def log_in(url: str, scenario: str, given: Given) -> None:
-    """Start a hub before an address that wants a login, with somebody who looks after it."""
+    """Start a hub before an address that wants a login, with its operator."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "isthmus.json"
         entry = {"url": url, "oauth": oauth_of(scenario, given)}

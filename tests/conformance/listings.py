@@ -1,4 +1,4 @@
-"""What the fixture shows before anybody calls it: its tools, resources, template and prompts.
+"""The lists of the fixture: its tools, resources, template and prompts.
 
 The names, addresses and schemas are those that the conformance suite looks for. What happens behind them is in
 `tools` and `resources`.

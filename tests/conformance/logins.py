@@ -1,4 +1,4 @@
-"""What the conformance client does in scenarios of authorisation: as a person who operates the hub would.
+"""The conformance client in scenarios of authorisation acts like a person who operates the hub.
 
 The hub is started, and says that its server wants a login; `isthmus login` is run, the address that it prints is
 visited, and the hub takes the login up by itself. If the server then turns a call away because it wants more, the hub
@@ -55,7 +55,7 @@ def oauth_of(scenario: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Operator:
-    """Whoever looks after the hub: reads what it says of its server, and logs in where that is wanted."""
+    """The operator of the hub: reads the state of its server, and logs in where it is required."""
 
     def __init__(self, hub: HubProcess, config: Path, server: str) -> None:
         self._hub = hub

@@ -1,4 +1,4 @@
-"""Events of the legacy era's streams, kept so that a caller who comes back gets those that it missed.
+"""Events of the legacy era's streams, stored so that a caller that reconnects receives those that it missed.
 
 The SDK writes them down and reads them again (`Last-Event-ID`); `fixture` gives it this book.
 """

@@ -1,4 +1,4 @@
-"""Run the conformance suite from npm against an address or with a client's command, and read what it found.
+"""Run the conformance suite from npm against an address or with a client's command, and read its findings.
 
 The suite writes a file of checks for each scenario. One scenario may make the same check several times, so a check is
 known by its scenario, its two names and its turn. `run` decides what the findings mean.

@@ -14,13 +14,13 @@ def test_every_tool_that_is_listed_does_something() -> None:
     assert {tool.name for tool in listings.TOOLS} == set(tools.HANDLERS) - {tools.extra_tool.name}
 
 
-def test_a_caller_is_asked_only_what_it_can_answer() -> None:
+def test_a_caller_gets_only_questions_of_its_capabilities() -> None:
     questions: Questions = {"user": user("Who?", listings.NAME_FORM), "model": model("Hello."), "roots": roots()}
     assert answerable(questions, ClientCapabilities(sampling=SamplingCapability())).keys() == {"model"}
     assert not answerable(questions, None)
 
 
-async def test_a_caller_that_comes_back_gets_what_it_missed_of_its_own_stream() -> None:
+async def test_a_returning_caller_gets_missed_events_of_its_own_stream() -> None:
     book, sent = Book(), list[EventMessage]()
     mine, other = (JSONRPCNotification(jsonrpc="2.0", method=f"notifications/{word}") for word in ("mine", "other"))
 

@@ -1,4 +1,4 @@
-"""What counts as lost, as known and as mended."""
+"""Which checks count as lost, as known gaps and as fixed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gap(pattern: str, *, cell: str = "2025-* *", impossible: bool = False) -> Ga
     return Gap("a feature", "a reason", (cell,), (pattern,), impossible)
 
 
-def test_what_passes_on_a_dead_port_is_not_counted_but_can_be_lost() -> None:
+def test_checks_that_pass_on_a_dead_port_are_not_counted_but_can_be_lost() -> None:
     verdict = judge(CELL, found(FAST, THERE), found(THERE), found(FAST, failed=(THERE,)), [])
     assert verdict.counted == {FAST}
     assert verdict.kept == 1
@@ -62,7 +62,7 @@ def test_a_known_gap_that_passes_must_be_taken_out() -> None:
     assert not verdict.is_as_expected
 
 
-def test_what_is_impossible_is_not_counted() -> None:
+def test_impossible_checks_are_not_counted() -> None:
     verdict = judge(CELL, found(FAST, KIND), {}, found(KIND), [gap("speed: *", impossible=True)])
     assert verdict.is_as_expected
     assert verdict.counted == {KIND}
@@ -86,7 +86,7 @@ def test_a_check_that_a_scenario_makes_twice_is_two_checks(tmp_path: Path) -> No
     assert str(second) == "speed: is-fast IsFast (2)"
 
 
-def test_every_gap_that_is_written_down_says_where_what_and_why() -> None:
+def test_every_known_gap_has_cells_checks_and_a_reason() -> None:
     gaps = read_gaps(GAPS_FILE.read_text())
     assert all(gap.why and gap.cells and gap.checks for gap in gaps)
 
@@ -114,7 +114,7 @@ def test_every_scenario_for_a_client_has_a_script_and_every_script_a_scenario() 
     assert {scenario for scenarios in CLIENT_SCENARIOS.values() for scenario in scenarios} == set(SCRIPTS)
 
 
-def test_a_form_is_filled_in_with_what_it_proposes() -> None:
+def test_a_form_is_filled_in_with_its_defaults() -> None:
     schema = {"type": "object", "properties": {"age": {"type": "integer", "default": 30}, "ok": {"type": "boolean"}}}
     assert filled(schema) == {"age": 30, "ok": True}
     assert filled({}) == {}

@@ -1,4 +1,4 @@
-"""What the fixture's tools do; `listings` has their names and schemas, `fixture` calls them through `run`.
+"""The behaviour of the fixture's tools; `listings` has names and schemas, `fixture` calls them through `run`.
 
 Every tool that asks does so in both eras (`questions`), so that a caller of one can be joined with a server of the
 other. The changes of lists are real: after each one the list is different from before.
@@ -53,21 +53,21 @@ extra_tool = Tool(name="test_dynamic_tool", description="Comes and goes.", input
 extra_prompt = Prompt(name="test_dynamic_prompt", description="Comes and goes.")
 
 
-def said(*blocks: ContentBlock) -> CallToolResult:
+def result_of(*blocks: ContentBlock) -> CallToolResult:
     """A result with these contents."""
     return CallToolResult(content=list(blocks))
 
 
-def told(words: str) -> CallToolResult:
+def text_result(words: str) -> CallToolResult:
     """A result of one text."""
-    return said(contents.text(words))
+    return result_of(contents.text(words))
 
 
 def always(*blocks: ContentBlock) -> Handler:
     """A tool that answers the same every time."""
 
     async def handler(ctx: Context, params: CallToolRequestParams) -> Outcome:
-        return said(*blocks)
+        return result_of(*blocks)
 
     return handler
 
@@ -80,7 +80,7 @@ def asking(questions: Questions, state: str | None = None) -> Handler:
         if isinstance(answers, InputRequiredResult):
             return answers
         _check_state(ctx, params, state)
-        return told(f"state-ok, answered: {', '.join(sorted(questions))}")
+        return text_result(f"state-ok, answered: {', '.join(sorted(questions))}")
 
     return handler
 
@@ -95,13 +95,13 @@ async def log_thrice(ctx: Context, params: CallToolRequestParams) -> Outcome:
     for line in ("started", "at work", "done"):
         await _log(ctx, line)
         await asyncio.sleep(PAUSE_SECONDS)
-    return told("logged")
+    return text_result("logged")
 
 
 async def log_once(ctx: Context, params: CallToolRequestParams) -> Outcome:
     """Log one line."""
     await _log(ctx, "one line")
-    return told("logged")
+    return text_result("logged")
 
 
 async def progress(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -109,7 +109,7 @@ async def progress(ctx: Context, params: CallToolRequestParams) -> Outcome:
     for done in (0, 50, 100):
         await ctx.session.report_progress(done, 100, f"{done} of 100")
         await asyncio.sleep(PAUSE_SECONDS)
-    return told("done")
+    return text_result("done")
 
 
 async def reconnect(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -118,7 +118,7 @@ async def reconnect(ctx: Context, params: CallToolRequestParams) -> Outcome:
     if ctx.close_sse_stream is not None:
         await ctx.close_sse_stream()
     await asyncio.sleep(AWAY_SECONDS)
-    return told("reconnected")
+    return text_result("reconnected")
 
 
 async def need_sampling(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -126,7 +126,7 @@ async def need_sampling(ctx: Context, params: CallToolRequestParams) -> Outcome:
     can = ctx.session.client_capabilities
     if can is None or can.sampling is None:
         raise MCPError(MISSING_CAPABILITY, "This tool needs sampling", {"requiredCapabilities": {"sampling": {}}})
-    return told("the caller can sample")
+    return text_result("the caller can sample")
 
 
 async def change_tools(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -135,7 +135,7 @@ async def change_tools(ctx: Context, params: CallToolRequestParams) -> Outcome:
     await bus.publish(ToolsListChanged())
     if not is_modern(ctx):
         await ctx.session.send_tool_list_changed()
-    return told("changed")
+    return text_result("changed")
 
 
 async def change_prompts(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -144,7 +144,7 @@ async def change_prompts(ctx: Context, params: CallToolRequestParams) -> Outcome
     await bus.publish(PromptsListChanged())
     if not is_modern(ctx):
         await ctx.session.send_prompt_list_changed()
-    return told("changed")
+    return text_result("changed")
 
 
 async def ask_model(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -170,7 +170,7 @@ async def ask_name(ctx: Context, params: CallToolRequestParams) -> Outcome:
     answers = await ask(ctx, params, {"user_name": user("What is your name?", listings.NAME_FORM)})
     if isinstance(answers, InputRequiredResult):
         return answers
-    return told(f"Hello, {field(answers['user_name'], 'name')}!")
+    return text_result(f"Hello, {field(answers['user_name'], 'name')}!")
 
 
 async def ask_twice(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -186,14 +186,14 @@ async def ask_twice(ctx: Context, params: CallToolRequestParams) -> Outcome:
     second = await ask(ctx, params, question, SECOND_ROUND + name)
     if isinstance(second, InputRequiredResult):
         return second
-    return told(f"{name} likes {field(second['step2'], 'color')}.")
+    return text_result(f"{name} likes {field(second['step2'], 'color')}.")
 
 
 async def ask_what_is_possible(ctx: Context, params: CallToolRequestParams) -> Outcome:
     """Ask only what the caller said that it can answer."""
     wanted: Questions = {"user_name": user("Who is there?", listings.NAME_FORM), "greeting": model("Say hello.")}
     possible = answerable(wanted, ctx.session.client_capabilities)
-    return await asking(possible, "what is possible")(ctx, params) if possible else told("nothing can be asked")
+    return await asking(possible, "what is possible")(ctx, params) if possible else text_result("nothing can be asked")
 
 
 async def send_elsewhere(ctx: Context, params: CallToolRequestParams) -> Outcome:
@@ -204,7 +204,7 @@ async def send_elsewhere(ctx: Context, params: CallToolRequestParams) -> Outcome
 
 async def region(ctx: Context, params: CallToolRequestParams) -> Outcome:
     """Give the argument back that travels in a header too."""
-    return told(f"region: {(params.arguments or {}).get('region', 'none')}")
+    return text_result(f"region: {(params.arguments or {}).get('region', 'none')}")
 
 
 _CONSENT: Questions = {"confirm": user("Please confirm.", listings.CONSENT_FORM)}

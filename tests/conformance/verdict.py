@@ -1,4 +1,4 @@
-"""What the hub loses: the checks that pass without it and not through it, beside the gaps that are known.
+"""Checks that pass without the hub and fail through it, compared with the known gaps.
 
 Plain values in, plain values out. `run` gets the findings and prints the verdict; `gaps.toml` is what is known.
 """
@@ -53,12 +53,12 @@ class Verdict:
 
     @property
     def surprising(self) -> frozenset[Check]:
-        """What was lost and nobody knew."""
+        """Lost checks that are no known gaps."""
         return self.lost - self.covered
 
     @property
     def mended(self) -> frozenset[Check]:
-        """What is called a gap and is none any more."""
+        """Known gaps that are fixed."""
         return self.covered - self.lost
 
     @property
@@ -102,7 +102,7 @@ def passes(findings: Findings) -> frozenset[Check]:
 
 
 def failures(findings: Findings) -> frozenset[Check]:
-    """The checks that did not; what a scenario only notes or leaves out is none of them."""
+    """The failed checks; notes and skipped checks do not count."""
     return frozenset(check for check, finding in findings.items() if finding.status in FAILED)
 
 

@@ -47,7 +47,7 @@ async def start(http: httpx2.AsyncClient, tool: str, **arguments: Any) -> str:
 
 @asynccontextmanager
 async def gate(folder: Path) -> AsyncIterator[Path]:
-    """A pipe that holds `desk.steps`; whoever still reads it at the end is let through."""
+    """A pipe that holds `desk.steps`; a reader that still waits at the end is released."""
     path = folder / f"gate-{secrets.token_hex(4)}"
     os.mkfifo(path)
     try:

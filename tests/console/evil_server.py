@@ -1,4 +1,4 @@
-"""An MCP server that puts scripts into everything it says; the file that it is given has them, and what they run.
+"""An MCP server with scripts in all its texts; its file has the scripts and the code that they run.
 
 With a second file it is another server: only its names are scripts, and the file is the title of its tools.
 """

@@ -193,7 +193,7 @@ async def test_records_are_filtered_shown_and_exported(browser: Browser, locked:
         await expect(page.get_by_text("No record matches these filters.")).to_be_visible()
 
 
-async def test_what_happened_is_chosen_in_plain_words(browser: Browser, locked: HubProcess) -> None:
+async def test_audit_events_are_filtered_by_plain_words(browser: Browser, locked: HubProcess) -> None:
     async with Raw(locked.url, key=CALLER) as caller:
         await caller.call("desk.die")
         await caller.call("desk.no_such_tool")

@@ -34,7 +34,7 @@ async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nodes
         yield nats, (first, second)
 
 
-async def test_the_page_shows_nodes_owners_lag_and_what_differs(browser: Browser, nodes: Nodes) -> None:
+async def test_the_page_shows_nodes_owners_lag_and_differences(browser: Browser, nodes: Nodes) -> None:
     _, (first, _) = nodes
     async with console(browser, first.port, "cluster") as page:
         main = page.get_by_role("main")
@@ -72,7 +72,7 @@ async def test_a_node_that_is_cut_off_says_so_and_finds_the_others_again(browser
         await expect(main.get_by_role("link", name="kitchen_oven")).to_be_visible()
 
 
-async def test_a_hub_without_a_cluster_says_so_and_what_to_do(browser: Browser, hub: HubProcess) -> None:
+async def test_a_hub_without_a_cluster_shows_how_to_start_one(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port, "cluster", may_fail=True) as page:  # Chromium logs the 404
         main = page.get_by_role("main")
         await expect(main).to_contain_text("This hub is no node of a cluster")

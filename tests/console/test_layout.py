@@ -45,7 +45,7 @@ async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: Hu
 
 
 @pytest.mark.parametrize("view", ["tasks", "tools", "tools/desk.book"])
-async def test_the_list_and_what_is_chosen_have_room_on_a_tablet(browser: Browser, hub: HubProcess, view: str) -> None:
+async def test_the_list_and_the_detail_fit_on_a_tablet(browser: Browser, hub: HubProcess, view: str) -> None:
     async with console(browser, hub.port, width=768) as page:
         await show(page, view)
         for each in await page.locator(".split > *").all():

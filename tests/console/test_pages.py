@@ -32,7 +32,7 @@ async def open_tool(page: Page, name: str) -> None:
     await expect(page.get_by_role("region", name=name)).to_be_visible()
 
 
-async def test_the_overview_says_of_what_time_its_figures_are(browser: Browser, tmp_path: Path) -> None:
+async def test_the_overview_shows_the_period_of_its_figures(browser: Browser, tmp_path: Path) -> None:
     async with serving(tmp_path) as hub, Raw(hub.url) as caller:
         await caller.call("builtin.echo", {"text": "x"})
         async with console(browser, hub.port) as page:
@@ -46,7 +46,7 @@ async def test_the_overview_says_of_what_time_its_figures_are(browser: Browser, 
             await expect(page.locator(".top > span")).to_have_text(re.compile(r"last \d+ s"))
 
 
-async def test_the_overview_shows_calls_as_they_happen_and_what_is_wrong(browser: Browser, hub: HubProcess) -> None:
+async def test_the_overview_shows_live_calls_and_problems(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port) as page:
         await expect(page.get_by_role("complementary")).to_contain_text("broken is not connected")
         await expect(page.get_by_role("complementary")).to_contain_text(
@@ -122,7 +122,7 @@ async def test_a_question_of_the_server_is_answered_in_place(browser: Browser, h
         await expect(form.locator(".out").first).to_contain_text("Ada")
 
 
-async def test_pictures_and_errors_are_shown_as_what_they_are(browser: Browser, hub: HubProcess) -> None:
+async def test_images_and_errors_are_rendered(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port, "tools/desk.picture") as page:
         await page.get_by_role("button", name="Call", exact=True).click()
         await expect(page.get_by_alt_text("Image of the result")).to_have_js_property("naturalWidth", 24)
@@ -170,7 +170,7 @@ async def test_the_outcome_of_a_call_is_in_sight_at_any_width(browser: Browser, 
 
 
 @pytest.mark.parametrize(("view", "name"), [("activity", "Calls"), ("servers", "Servers")])
-async def test_what_is_opened_leaves_the_list_in_its_place(
+async def test_opening_an_entry_keeps_the_lists_position(
     browser: Browser, hub: HubProcess, view: str, name: str
 ) -> None:
     await call(hub, "desk.add", a=1, b=2)
@@ -196,7 +196,7 @@ async def test_what_is_opened_leaves_the_list_in_its_place(
             await expect(grid).to_be_focused()
 
 
-async def test_what_is_opened_is_read_and_closed_by_keyboard(browser: Browser, hub: HubProcess) -> None:
+async def test_an_opened_entry_is_read_and_closed_by_keyboard(browser: Browser, hub: HubProcess) -> None:
     for width in (360, 1440):
         async with console(browser, hub.port, "servers", width=width) as page:
             grid, opened = page.get_by_role("grid", name="Servers"), page.locator(".over")

@@ -1,4 +1,4 @@
-"""The console with long lists, and with nobody looking. `make console` measures the rest at full size."""
+"""The console with long lists, and without a browser. `make console` measures the rest at full size."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_the_first_view_is_small(browser: Browser, hub: HubProcess) -> Non
             await page.evaluate("import('/console/pages/doctor.js').then(() => console.log('doctor'))")
 
 
-async def test_what_a_reader_has_scrolled_to_stays_while_calls_arrive(browser: Browser, hub: HubProcess) -> None:
+async def test_the_scroll_position_stays_while_calls_arrive(browser: Browser, hub: HubProcess) -> None:
     async with Raw(hub.url) as caller, console(browser, hub.port, "activity", height=500) as page:
         for number in range(40):
             await caller.call("desk.add", {"a": number, "b": 1})

@@ -72,7 +72,7 @@ async def test_an_address_and_a_command_are_pasted_too(browser: Browser, own: Hu
         await expect(add.get_by_role("status")).to_be_empty()
 
 
-async def test_what_was_put_into_the_file_is_seen_to_arrive(browser: Browser, tmp_path: Path) -> None:
+async def test_a_server_added_to_the_file_appears(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "isthmus.json"
     async with serving(tmp_path) as hub, console(browser, hub.port, "servers/+") as page:
         entry = stdio([sys.executable, str(SERVER)])
@@ -167,7 +167,7 @@ async def test_the_rest_api_is_readable_at_docs(browser: Browser, own: HubProces
         await expect(tool).to_have_count(0)
 
 
-async def test_an_operator_reads_what_the_key_may_use_of_a_server(browser: Browser, tmp_path: Path) -> None:
+async def test_an_operator_sees_the_tools_that_the_key_may_use(browser: Browser, tmp_path: Path) -> None:
     callers = {"ops": {"key": OPERATOR, "operator": True}}
     servers = {"desk": stdio([sys.executable, str(SERVER)])}
     async with (

@@ -1,4 +1,4 @@
-"""Tasks and sessions over REST: each caller its own, operators all of them, and no more than they should."""
+"""Tasks and sessions over REST: callers reach their own, operators reach all, and nothing beyond that."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ async def test_a_stream_has_the_state_now_and_each_change_and_ends_with_the_task
     async with client(locked, ADA) as http, gate(tmp_path) as path:
         id = await start(http, "desk.steps", gate=str(path))
         async with http.stream("GET", f"/v1/tasks/{id}", headers=STREAM) as stream:
-            heard = events(stream)
-            name, first = await anext(heard)
+            notified = events(stream)
+            name, first = await anext(notified)
             assert (name, first["id"], first["outcome"]) == ("task", id, None)
             with await opened(path) as held:
                 held.write(b"..")
-                rest = [each async for each in heard]
-        told = [data["data"]["message"] for kind, data in rest if kind == "progress"]
-        assert told[-1:] == ["step 2"]
+                rest = [each async for each in notified]
+        received = [data["data"]["message"] for kind, data in rest if kind == "progress"]
+        assert received[-1:] == ["step 2"]
         assert (rest[-1][0], rest[-1][1]["state"]) == ("task", "completed")
 
 
@@ -138,7 +138,7 @@ async def test_a_caller_cannot_see_follow_or_cancel_anothers_task(locked: HubPro
         assert (await ada.post(f"/v1/cancel/{id}")).json()["state"] == "canceled"
 
 
-async def test_cancelling_says_what_became_of_the_call(locked: HubProcess, tmp_path: Path) -> None:
+async def test_cancelling_returns_the_outcome_of_the_call(locked: HubProcess, tmp_path: Path) -> None:
     async with client(locked, ADA) as http, gate(tmp_path) as path:
         id = await start(http, "desk.steps", gate=str(path))
         held = await opened(path)
@@ -211,13 +211,13 @@ async def test_the_list_is_followed_as_tasks_change(locked: HubProcess) -> None:
         client(locked, OPERATOR) as ops,
         ops.stream("GET", "/v1/tasks?limit=1&tool=add", headers=STREAM) as stream,
     ):
-        heard = events(stream)
-        assert (await anext(heard))[0] == "tasks"
+        received = events(stream)
+        assert (await anext(received))[0] == "tasks"
         id = await start(eve, "desk.add", a=2, b=2)
         await start(eve, "desk.fail")
         last: Any = None
         while last is None or last["state"] != "completed":
-            name, data = await anext(heard)
+            name, data = await anext(received)
             assert (name, {each["tool"] for each in data["tasks"]}) == ("tasks", {"desk.add"})
             last = next((each for each in data["tasks"] if each["id"] == id), last)
         assert (last["caller"], last["executed"]) == ("eve", "yes")
@@ -282,7 +282,7 @@ async def test_indistinguishable_callers_get_a_task_by_its_id_and_no_list(tmp_pa
         assert (await http.get("/v1/sessions")).status_code == 403
 
 
-async def test_what_an_operator_does_with_anothers_task_is_in_the_audit_log(tmp_path: Path) -> None:
+async def test_an_operators_actions_on_tasks_are_in_the_audit_log(tmp_path: Path) -> None:
     servers = {"desk": stdio([sys.executable, str(SERVER)])}
     async with (
         serving(tmp_path, servers, callers=CALLERS, limits=PATIENT) as hub,

@@ -91,7 +91,7 @@ async def sign_in(page: Page, key: str) -> None:
     await expect(page.get_by_role("heading", level=1)).to_have_text("Tasks")
 
 
-async def test_an_operator_asks_for_what_others_said_and_a_caller_sees_only_its_own(
+async def test_an_operator_can_show_messages_of_others_and_a_caller_sees_only_its_own(
     browser: Browser, tmp_path: Path
 ) -> None:
     servers = {"desk": stdio([sys.executable, str(SERVER)])}

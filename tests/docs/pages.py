@@ -117,7 +117,7 @@ def _pattern(line: str) -> str:
 
 @dataclass(slots=True)
 class Reader:
-    """Somebody who types what a page says, in a folder and a home of their own."""
+    """A reader that types the commands of a page, in a folder and a home of its own."""
 
     folder: Path
     home: Path

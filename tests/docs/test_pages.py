@@ -28,7 +28,7 @@ def test_everything_on_the_page_runs(page: Path, tmp_path: Path) -> None:
         person.read(page)
 
 
-def test_what_is_not_run_has_a_reason() -> None:
+def test_blocks_that_are_not_run_have_a_reason() -> None:
     for page in PAGES:
         for block in blocks_of(page):
             assert block.mark("not run") != "", f"{page}:{block.line}"

@@ -1,4 +1,4 @@
-"""The documentation site has every page, and what is wrong with a built one is found."""
+"""The documentation site has every page, and defects of a built one are found."""
 
 from __future__ import annotations
 

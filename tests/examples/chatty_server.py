@@ -20,7 +20,7 @@ def say(**message: Any) -> None:
 
 
 def work(token: object) -> dict[str, Any]:
-    """Do nothing, but tell of it."""
+    """Do nothing but report progress."""
     say(method="notifications/message", params={"level": "info", "data": "a line of the log"})
     if token is not None:
         say(method="notifications/progress", params={"progressToken": token, "progress": 1})

@@ -37,7 +37,7 @@ async def test_the_example_for_two_callers_is_a_good_configuration() -> None:
     assert code == 0, output
 
 
-async def test_the_example_agent_reads_back_what_it_noted(tmp_path: Path) -> None:
+async def test_the_example_agent_reads_its_note_back(tmp_path: Path) -> None:
     async with serving(tmp_path, {"notes": NOTES}, limits=PATIENT) as hub:
         code, output = await run(sys.executable, str(EXAMPLES / "agent.py"), hub.url)
         assert code == 0, output

@@ -65,14 +65,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def tables(folder: Path) -> dict[str, Any]:
-    told = {
+    received = {
         "tickets": {"secret": "env:TICKET_SECRET", "allow": ["notes.*"]},
         "words": {"words": ["list"], "except": ["admin"]},
         "mounted": {"folder": str(folder / "secrets")},
     }
     return {
         "import": ["toolbox"],
-        "extensions": {**EVERYTHING, "settings": told},
+        "extensions": {**EVERYTHING, "settings": received},
         "storage": {"url": f"lines:{folder / 'tasks.jsonl'}"},
         "callers": {"admin": {"key": "mounted:admin-key", "allow": ["*"]}},
         "limits": PATIENT,
@@ -107,11 +107,11 @@ async def test_a_hub_with_one_of_each(installed: Path, folder: Path, tickets: An
             async with Raw(hub.url) as caller:
                 answer = await caller.post({}, {"x-api-key": bad.encode()})  # type: ignore[dict-item]
                 assert answer.status_code == 401, bad
-        task = await said_to_the_agent(hub, alice, "message/send", message("notes.add", text="milk"))
+        task = await agent_request(hub, alice, "message/send", message("notes.add", text="milk"))
         assert task["status"]["state"] == "completed"
     assert task["id"] in (folder / "tasks.jsonl").read_text()
     async with serving(folder, env=env, **tables(folder)) as hub:
-        again = await said_to_the_agent(hub, alice, "tasks/get", {"id": task["id"]})
+        again = await agent_request(hub, alice, "tasks/get", {"id": task["id"]})
         assert again["status"]["state"] == "completed"
         write_config(folder, {}, **{**tables(folder), "extensions": {**EVERYTHING, "policy": []}})
         hub.process.send_signal(signal.SIGHUP)
@@ -130,7 +130,7 @@ def message(tool: str, **arguments: str) -> dict[str, Any]:
     return {"message": said, "configuration": {"blocking": True}}
 
 
-async def said_to_the_agent(hub: HubProcess, key: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+async def agent_request(hub: HubProcess, key: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     headers = {"authorization": f"Bearer {key}"}
     async with httpx2.AsyncClient(verify=TRUSTED, timeout=60) as http:
@@ -140,7 +140,7 @@ async def said_to_the_agent(hub: HubProcess, key: str, method: str, params: dict
 
 
 @pytest.mark.usefixtures("tickets")
-async def test_what_is_kept_after_a_crash_in_the_middle_of_a_line_is_kept(tmp_path: Path) -> None:
+async def test_documents_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
     opener = importlib.import_module("isthmus_examples.lines").opener({})
     file = tmp_path / "tasks.jsonl"
     for number in range(3):
@@ -164,7 +164,7 @@ async def test_an_installed_package_that_no_configuration_names_is_not_loaded(in
     assert await run(tmp_path, variables(installed), sys.executable, "-c", code) == (0, "False\n")
 
 
-async def test_what_cannot_be_used_ends_the_start_with_3_and_is_named(installed: Path, folder: Path) -> None:
+async def test_an_unusable_extension_ends_the_start_with_3_and_is_named(installed: Path, folder: Path) -> None:
     env = variables(installed) | {"TICKET_SECRET": "short"}
     config = write_config(folder, {}, **tables(folder))
     code, said = await run(folder, env, *isthmus("serve", "--config", str(config), "--port", "0"))
@@ -183,11 +183,11 @@ async def test_servers_of_the_other_program_are_taken_over_for_good(installed: P
     assert "notes_server.py" in written
 
 
-async def test_access_shows_what_a_policy_refuses(installed: Path, folder: Path) -> None:
+async def test_access_shows_refusals_of_a_policy(installed: Path, folder: Path) -> None:
     (folder / "secrets" / "reader-key").write_text("reader-0123456789abcdef\n")
-    told = tables(folder)
-    told["callers"]["reader"] = {"key": "mounted:reader-key", "allow": ["notes.*"]}
-    config = write_config(folder, {}, **told)
+    received = tables(folder)
+    received["callers"]["reader"] = {"key": "mounted:reader-key", "allow": ["notes.*"]}
+    config = write_config(folder, {}, **received)
     env = variables(installed)
     code, said = await run(folder, env, *isthmus("access", "reader", "--config", str(config)))
     assert code == 0, said

@@ -1,1 +1,1 @@
-"""Ways to break what lies between hub and server, and the oracle that judges what the hub then said."""
+"""Ways to break the connection between hub and server, and the oracle that judges the hub's reports."""

@@ -1,4 +1,4 @@
-"""A server over stdio that asks thousands of things before it reads again, and then tells how many answers it got."""
+"""A server over stdio that asks thousands of questions before it reads, and then reports how many were answered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main() -> None:
             case "initialize":
                 say(message["id"], HELLO)
             case "tools/list":
-                # Asked before the list: whoever has read the list has read all that was asked.
+                # Asked before the list: a hub that has read the list has read every question.
                 ask()
                 say(message["id"], TOOLS)
             case "tools/call":

@@ -67,7 +67,7 @@ class Answer:
         return error["code"], error["data"]["executed"], error["data"]["reason"]
 
     @property
-    def told(self) -> ReportedOutcome:
+    def reported(self) -> ReportedOutcome:
         """What this says of the call, in the oracle's words."""
         error = self.message.error
         return "ok" if error is None else cast(ReportedOutcome, error["data"]["executed"])
@@ -263,7 +263,7 @@ class Caller:
 
 
 async def pay(caller: Caller, tool: str, nonce: str, *, mode: str = "", deadline: float = 30.0) -> Record:
-    """Make one call that leaves a trace in a raw server's ledger, and note what the caller was told."""
+    """Make one call that leaves a trace in a raw server's ledger, and record its outcome."""
     clock = asyncio.get_running_loop().time
     started = clock()
     try:
@@ -272,4 +272,4 @@ async def pay(caller: Caller, tool: str, nonce: str, *, mode: str = "", deadline
         return Record(nonce, "unknown", started=started, ended=clock(), deadline=deadline)
     except TimeoutError:
         return Record(nonce, None, started=started, ended=None, deadline=deadline)
-    return Record(nonce, answer.told, answer.text, started, clock(), deadline)
+    return Record(nonce, answer.reported, answer.text, started, clock(), deadline)

@@ -100,7 +100,7 @@ class ChaosProxy:
         self._links: set[Link] = set()
         self._server: asyncio.Server | None = None
         self._held: socket.socket | None = None
-        """The port's socket while connections are refused: bound, so that nobody takes it, but deaf."""
+        """The port's socket while connections are refused: bound, so that no process takes it, but not listening."""
 
     async def __aenter__(self) -> Self:
         await self._listen(_bound_socket(0))
@@ -125,7 +125,7 @@ class ChaosProxy:
     def reset_after(self, count: int, direction: Direction = "down", *, every: bool = False) -> None:
         """Let `count` more bytes pass in that direction, then reset the connection they are on.
 
-        This happens once, so that whoever tries again gets through; with `every`, each connection suffers it.
+        This happens once, so that a retry gets through; with `every`, each connection suffers it.
         """
         self._arm(Cut(count, direction, "reset", every))
 

@@ -1,4 +1,4 @@
-"""A server of the earlier era that asks in the middle of a call and thinks better of it; over any carrier.
+"""A server of the earlier era that asks in the middle of a call and retracts the question; over any transport.
 
 `doubt` asks, and takes the question back as soon as the file `back` is in the folder that it was given (not if it is to
 `leave` it open); when `end` is there it answers, and tells how many answers it got. If it is to be `silent`,
@@ -67,8 +67,8 @@ class Mind:
         await ask({"jsonrpc": "2.0", "id": question, "method": "elicitation/create", "params": params})
         if not words.get("leave"):
             await _appeared(folder / "back")
-            told = {"requestId": question, "reason": "never mind"}
-            await ask({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": told})
+            received = {"requestId": question, "reason": "never mind"}
+            await ask({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": received})
         await _appeared(folder / "end")
         text = f"{words['nonce']} went on after {self.answers} answers"
         await say(_result(message, {"content": [{"type": "text", "text": text}]}))

@@ -1,4 +1,4 @@
-"""A server over stdio, of the earlier era, that asks once, as soon as it is greeted, and cannot work before it knows.
+"""A server over stdio, of the earlier era, that asks once after `initialize`, and works only after the answer.
 
 It notes every answer in the file that is its argument. An error tells it nothing, and it does not ask again.
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.faults.curious_server import FORM, HELLO, TOOLS, say, verdict
+from tests.faults.eliciting_server import FORM, HELLO, TOOLS, send, tool_result
 
 
 def main() -> None:
@@ -22,12 +22,12 @@ def main() -> None:
         match message.get("method"):
             case "initialize":
                 can = message["params"]["capabilities"]
-                say({"id": message["id"], "result": HELLO})
+                send({"id": message["id"], "result": HELLO})
             case "notifications/initialized" if "elicitation" in can:
                 params = {"message": "hello", "requestedSchema": FORM}
-                say({"id": "early", "method": "elicitation/create", "params": params})
+                send({"id": "early", "method": "elicitation/create", "params": params})
             case "tools/list":
-                say({"id": message["id"], "result": TOOLS})
+                send({"id": message["id"], "result": TOOLS})
             case "tools/call":
                 waiting = message
             case None:
@@ -35,11 +35,11 @@ def main() -> None:
                 with Path(sys.argv[1]).open("a", encoding="utf-8") as notes:
                     notes.write(line)
             case _ if "id" in message:
-                say({"id": message["id"], "error": {"code": -32601, "message": "unknown"}})
+                send({"id": message["id"], "error": {"code": -32601, "message": "unknown"}})
             case _:
                 pass
         if waiting and answer:
-            say({"id": waiting["id"], "result": verdict(waiting["params"]["arguments"]["nonce"], answer)})
+            send({"id": waiting["id"], "result": tool_result(waiting["params"]["arguments"]["nonce"], answer)})
             waiting = {}
 
 

@@ -1,4 +1,4 @@
-"""The honesty oracle: what callers were told, against what the server's ledger says ran.
+"""The honesty oracle: compares the outcomes that callers got with the server's ledger of what ran.
 
 Plain values in, a list of violations out; empty means that nothing was lost, doubled or invented. Fault tests
 build a history while they call, and hand it over with the ledger at the end.
@@ -38,7 +38,7 @@ class Record:
     """One call as its caller saw it; times are of one monotonic clock, `ended` is None if it never was."""
 
     nonce: str
-    told: ReportedOutcome | None
+    reported: ReportedOutcome | None
     answer: str | None = None
     """The nonce that came back with a result."""
     started: float = 0.0
@@ -82,7 +82,7 @@ def _wrongs(record: Record, ran: int) -> Iterable[Wrong]:
         yield Wrong.DUPLICATE
     if _hung(record):
         yield Wrong.HANG
-    match record.told:
+    match record.reported:
         case "ok" if ran == 0:
             yield Wrong.PHANTOM_OK
         case "no" if ran:
@@ -90,12 +90,12 @@ def _wrongs(record: Record, ran: int) -> Iterable[Wrong]:
         case "yes" if ran == 0:
             yield Wrong.LIED_RAN
         case _:
-            pass  # `unknown` is honest whatever ran, and a call that was told nothing has hung
-    if record.told == "ok" and record.answer != record.nonce:
+            pass  # `unknown` is honest whatever ran, and a call without an outcome has hung
+    if record.reported == "ok" and record.answer != record.nonce:
         yield Wrong.FOREIGN
 
 
 def _hung(record: Record) -> bool:
-    if record.told is None or record.ended is None:
+    if record.reported is None or record.ended is None:
         return True
     return record.ended - record.started > record.deadline + HANG_SECONDS

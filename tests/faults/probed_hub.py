@@ -1,4 +1,4 @@
-"""A hub that can be looked into, and whose wall clock steps: `python -m tests.faults.probed_hub serve …`.
+"""A hub with probes and an adjustable wall clock: `python -m tests.faults.probed_hub serve …`.
 
 SIGUSR1 writes the number of asyncio tasks to the file that PROBE_TASKS names. SIGUSR2 reads by how many seconds
 `time.time` is wrong from then on, from the file that PROBE_CLOCK names; so does the start. SQLite, TLS and

@@ -23,7 +23,7 @@ def command(ledger: Path, mark: str = "") -> list[str]:
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer lines until the end of input."""
     ledger = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for line in sys.stdin.buffer:
         request = json.loads(line)

@@ -105,7 +105,7 @@ class Scripted:
 
     def count(self, method: str) -> int:
         """How many requests of a method were heard."""
-        return sum(heard.method == method for heard in self.heard)
+        return sum(request.method == method for request in self.heard)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._converse, "127.0.0.1", 0, limit=1 << 24)
@@ -125,51 +125,51 @@ class Scripted:
         self._conversations.add(task)
         with suppress(asyncio.IncompleteReadError, ConnectionError, HangUp, asyncio.CancelledError):
             while True:
-                heard = await _read(reader)
-                self.heard.append(heard)
-                await self.on(heard, out)
+                request = await _read(reader)
+                self.heard.append(request)
+                await self.on(request, out)
         out.close()
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Answer one request."""
-        match heard.verb, heard.method:
+        match request.verb, request.method:
             case "GET", _:
-                await self.on_get(heard, out)
+                await self.on_get(request, out)
             case "DELETE", _:
                 out.write(reply(None))
             case _, "initialize":
-                await self.on_initialize(heard, out)
+                await self.on_initialize(request, out)
             case _, "tools/list":
-                out.write(reply(heard.result({"tools": self.tools})))
+                out.write(reply(request.result({"tools": self.tools})))
             case _, "tools/call":
-                await self.on_call(heard, out)
+                await self.on_call(request, out)
             case _, "ping":
-                out.write(reply(heard.result({})))
+                out.write(reply(request.result({})))
             case _:
-                await self.on_refused(heard, out)
+                await self.on_refused(request, out)
 
-    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Refuse the stream of changes."""
         out.write(reply(None, status=405))
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Open a session."""
         self.greetings += 1
-        told = {
+        received = {
             "protocolVersion": "2025-11-25",
             "capabilities": {"tools": {}},
             "serverInfo": {"name": "x", "version": "1"},
         }
-        out.write(reply(heard.result(told), headers={SESSION: self.session}))
+        out.write(reply(request.result(received), headers={SESSION: self.session}))
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Answer a call, or never with the argument `hang`."""
-        if heard.arguments.get("hang"):
+        if request.arguments.get("hang"):
             self.hung += 1
             await asyncio.Event().wait()
-        out.write(reply(heard.result({"content": []})))
+        out.write(reply(request.result({"content": []})))
 
-    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Take a notification, or an answer to what the server asked."""
         out.write(reply(None, status=202))
 

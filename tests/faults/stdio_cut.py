@@ -56,7 +56,7 @@ class Wrapper:
         self._cut = cut
         self._order = order
         self._lock = threading.Lock()
-        # The same process group: whoever ends the wrapper by its group ends the server as well.
+        # The same process group: ending the wrapper's group ends the server as well.
         self._server = subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""A server of the earlier era over stdio that can tell of a million changes at once.
+"""A server of the earlier era over stdio that can announce a million changes at once.
 
 `storm` tells `count` times of a kind (`updated` or `changed`) and then answers; `touch` tells once. It goes on
 answering meanwhile, and after every portion of a storm its tools are described otherwise. With `silent`, it does not

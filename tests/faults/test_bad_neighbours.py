@@ -83,7 +83,7 @@ async def test_a_listing_comes_at_once_with_the_good_and_names_the_bad(
         await eventually(lambda: names_all(caller, set(bad)), "the bad ones are named, with a reason")
         missing = (await caller.list_tools())["_meta"]["isthmus/missing"]
         assert set(missing) == set(bad)
-        assert not any(told["listed"] for told in missing.values())
+        assert not any(received["listed"] for received in missing.values())
         for server, words in REASONS.items():
             assert words in missing[server]["reason"], missing[server]
         for server in bad:
@@ -106,7 +106,7 @@ REASONS = {
 
 async def names_all(caller: Caller, servers: set[str]) -> bool:
     missing = (await caller.list_tools()).get("_meta", {}).get("isthmus/missing", {})
-    return {server for server, told in missing.items() if told["reason"]} >= servers
+    return {server for server, received in missing.items() if received["reason"]} >= servers
 
 
 async def test_a_lying_list_costs_the_lies_and_not_the_server(tmp_path: Path, spawn: Spawn) -> None:
@@ -189,7 +189,7 @@ def expected_of(server: str) -> tuple[int, str, str] | str:
 async def end_of(caller: Caller, server: str) -> tuple[int, str, str] | str:
     mode = LIES[server.partition("_")[2]].mode
     answer = await caller.call(f"{server}.echo", {"text": server, "mode": mode})
-    if answer.told != "ok":
+    if answer.reported != "ok":
         return answer.error
     assert answer.text == server
     return "ok"
@@ -198,7 +198,7 @@ async def end_of(caller: Caller, server: str) -> tuple[int, str, str] | str:
 async def answers(caller: Caller, server: str) -> bool:
     answer = await caller.call(f"{server}.echo", {"text": server})
     assert answer.text in (server, None)
-    return answer.told == "ok"
+    return answer.reported == "ok"
 
 
 # -- the good ones meanwhile -------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Pulse:
         async with Caller(self._hub.port) as caller, Metronome() as metronome:
             while not self._is_done:
                 started, worked, late = clock(), processor_seconds(self._hub.pid), metronome.late_seconds
-                assert (await caller.call("builtin.echo", {"text": "beat"})).told == "ok"
+                assert (await caller.call("builtin.echo", {"text": "beat"})).reported == "ok"
                 self.beats.append(clock() - started)
                 self.work.append(processor_seconds(self._hub.pid) - worked)
                 self.resident.append(resident_bytes(self._hub.pid))

@@ -1,4 +1,4 @@
-"""The proxy itself: what it passes, what it cuts, and exactly where."""
+"""The proxy itself: it passes bytes unchanged, and cuts exactly where configured."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ async def test_a_cut_counts_from_its_arming_on_a_connection_that_stands(way: Dir
         proxy.close_after(2, way)
         writer.write(b"second")
 
-        heard = await reader.read(100)
-        assert heard == b"se" if way == "down" else heard in {b"", b"se"}
+        response = await reader.read(100)
+        assert response == b"se" if way == "down" else response in {b"", b"se"}
         assert proxy.passed[way] == 2
         writer.transport.abort()
 
 
-async def test_a_black_hole_holds_what_arrives_until_it_is_cleared() -> None:
+async def test_a_black_hole_holds_bytes_until_it_is_cleared() -> None:
     async with echo_behind_proxy() as (echo, proxy):
         proxy.blackhole()
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
@@ -134,7 +134,7 @@ async def test_a_black_hole_holds_what_arrives_until_it_is_cleared() -> None:
         writer.transport.abort()
 
 
-async def test_refusing_is_the_kernels_refusal_and_ends_what_stood() -> None:
+async def test_refusing_closes_open_connections_and_the_kernel_refuses_new_ones() -> None:
     async with echo_behind_proxy() as (_, proxy):
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(b"x")

@@ -34,7 +34,7 @@ WAYS: tuple[Direction, ...] = ("up", "down")
 ENDINGS: tuple[Ending, ...] = ("reset", "close")
 DEADLINE = 30.0
 PROMPT_SECONDS = 15.0
-"""A cut is seen when it happens; who is told of it only about the deadline's time was not told of it at all."""
+"""A cut is reported when it happens; a report near the deadline is no report of the cut."""
 ABREAST = 3
 """Calls that are under way over HTTP when every connection is cut."""
 EVERY_BYTES = 4 * STEP if STEP >= 16 else STEP
@@ -94,7 +94,7 @@ class CutServer:
         """Call until it is answered: the wire is whole, so it must come to that."""
 
         async def is_answered() -> bool:
-            return (await self.pay()).told == "ok"
+            return (await self.pay()).reported == "ok"
 
         await eventually(is_answered, f"{self.name} recovers", within=20.0)
 
@@ -112,18 +112,18 @@ def verdict(server_queues: Iterable[CutServer], ledger: Ledger) -> list[str]:
 
 
 def count(server_queues: Iterable[CutServer]) -> dict[str | None, int]:
-    """How many calls were told what."""
-    told = [record.told for server_queue in server_queues for record in server_queue.history]
-    return {word: told.count(word) for word in set(told)}
+    """The number of calls by outcome."""
+    received = [record.reported for server_queue in server_queues for record in server_queue.history]
+    return {word: received.count(word) for word in set(received)}
 
 
-def note_cuts(wire: str, told: dict[str | None, int], step: int = STEP) -> None:
-    """Note how many calls a sweep made and what they were told; none of it was a lie."""
+def note_cuts(wire: str, received: dict[str | None, int], step: int = STEP) -> None:
+    """Record how many calls a sweep made, and their outcomes."""
     note(
         wire=wire,
         step=step,
-        calls=sum(told.values()),
-        **{f"told_{word}": n for word, n in sorted(told.items(), key=str)},
+        calls=sum(received.values()),
+        **{f"told_{word}": n for word, n in sorted(received.items(), key=str)},
     )
 
 
@@ -158,15 +158,15 @@ async def test_a_cut_of_http_anywhere_is_reported_truthfully(tmp_path: Path, led
         )
 
         assert verdict(server_queues.values(), ledger) == []
-        told = count(server_queues.values())
-        note_cuts("Streamable HTTP", told)
-        assert sum(told.values()) > 2000
+        received = count(server_queues.values())
+        note_cuts("Streamable HTTP", received)
+        assert sum(received.values()) > 2000
         # The hub's own requests share the wire and are hit now and then; nearly always it is the call's bytes.
-        armed = [record.told for server_queue in server_queues.values() for record in server_queue.armed]
+        armed = [record.reported for server_queue in server_queues.values() for record in server_queue.armed]
         assert armed.count("unknown") > 0.8 * len(armed)
         # Each kind of honesty was called for: answers, losses, and what provably never left.
-        assert min(told.get("ok", 0), told.get("unknown", 0)) > 500
-        assert told.get("no", 0) >= len(server_queues)
+        assert min(received.get("ok", 0), received.get("unknown", 0)) > 500
+        assert received.get("no", 0) >= len(server_queues)
 
 
 async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending, step: int = STEP) -> None:
@@ -193,7 +193,7 @@ async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending,
     async def is_refused() -> bool:
         # A kept connection may still be written to before its end is seen, and one that was accepted only now stands.
         proxy.reset_all()
-        return (await server_queue.pay()).told == "no"
+        return (await server_queue.pay()).reported == "no"
 
     await eventually(is_refused, f"{server_queue.name} is told that nothing left")
     await proxy.clear()
@@ -230,9 +230,9 @@ async def test_a_cut_of_stdio_anywhere_is_reported_truthfully(
         )
 
         assert verdict(server_queues.values(), ledger) == []
-        told = count(server_queues.values())
-        note_cuts("stdio", told)
-        assert min(told.get("ok", 0), told.get("unknown", 0)) > 100
+        received = count(server_queues.values())
+        note_cuts("stdio", received)
+        assert min(received.get("ok", 0), received.get("unknown", 0)) > 100
 
 
 LINES: dict[Era, dict[Direction, int]] = {"modern": {"up": 330, "down": 150}, "legacy": {"up": 130, "down": 140}}
@@ -269,7 +269,7 @@ def disarm(order: Path) -> None:
 
 @asynccontextmanager
 async def steady(caller: Caller, tool: str, history: list[Record], name: str = "steady") -> AsyncIterator[None]:
-    """Somebody else who calls all the while, and does not notice a thing."""
+    """Another caller that calls all the while, and must not notice the cuts."""
     numbers = itertools.count()
     is_done = False
 
@@ -308,7 +308,7 @@ async def test_a_caller_that_disconnects_anywhere_affects_no_other_caller(
         assert judge([*records, *neighbour], ledger.ran()) == []
         note_cuts(f"MCP caller, {era}", count(server_queues))
         assert proxy.cuts > 100
-        assert {record.told for record in neighbour} == {"ok"}
+        assert {record.reported for record in neighbour} == {"ok"}
         assert len(neighbour) > 10
         await eventually(lambda: open_descriptors(hub.pid) <= descriptors + 4, "the broken connections are closed")
         assert not complaints(hub)

@@ -33,7 +33,7 @@ from tests.faults.test_cut import (
     verdict,
 )
 from tests.hubs import PATIENT, serving, stdio
-from tests.relay.peers import Json, Manner, RawServer, agent_url, said, wired
+from tests.relay.peers import Json, Manner, RawServer, agent_url, text_answer, wired
 from tests.relay.tokens import KEY
 
 COARSE_STEP = 64 if STEP >= 16 else STEP
@@ -102,7 +102,7 @@ async def dialling(url: str, ledger: Path) -> AsyncIterator[None]:
             nonce = message["params"]["arguments"]["nonce"]
             with ledger.open("a") as file:
                 file.write(json.dumps({"nonce": nonce}) + "\n")
-            return said(nonce)
+            return text_answer(nonce)
 
     def paying(socket: ClientConnection) -> Paying:
         return Paying(socket, Manner(tools=("pay",)))
@@ -148,6 +148,6 @@ async def test_a_server_that_dialled_in_cut_off_anywhere_is_reported_honestly(
 def check(swept: list[CutServer], ledger: Ledger, wire: str, step: int) -> None:
     """Nothing was lost, doubled or invented, and there was something to lose."""
     assert verdict(swept, ledger) == []
-    told = count(swept)
-    note_cuts(wire, told, step)
-    assert min(told.get("ok", 0), told.get("unknown", 0)) > 5, told
+    received = count(swept)
+    note_cuts(wire, received, step)
+    assert min(received.get("ok", 0), received.get("unknown", 0)) > 5, received

@@ -35,7 +35,7 @@ from tests.relay.tokens import KEY
 
 TOOL = "quick.pay"
 Outcome = tuple[ReportedOutcome, str | None]
-"""What a caller was told, and the text of its result."""
+"""The outcome that a caller got, and the text of its result."""
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300 if STEP >= 16 else 3600)]
 
@@ -211,16 +211,16 @@ async def test_a_caller_that_is_cut_off_anywhere_harms_no_other_caller_and_may_a
         async def pay(*, is_cut: bool) -> Record:
             clock = asyncio.get_running_loop().time
             nonce, started = f"{name} {next(numbers)}", clock()
-            told: Outcome = "unknown", None
+            received: Outcome = "unknown", None
             try:
-                told = await caller.call(proxy.port, nonce)
+                received = await caller.call(proxy.port, nonce)
             except LostAnswer:
                 assert is_cut, "the wire is whole"
                 await proxy.clear()
                 if caller.resends:
-                    told = await caller.call(proxy.port, nonce)
-                    assert told == ("ok", nonce), "a message that is sent again joins its task"
-            history.append(Record(nonce, *told, started, clock(), DEADLINE))
+                    received = await caller.call(proxy.port, nonce)
+                    assert received == ("ok", nonce), "a message that is sent again joins its task"
+            history.append(Record(nonce, *received, started, clock(), DEADLINE))
             return history[-1]
 
         await pay(is_cut=False)
@@ -228,15 +228,15 @@ async def test_a_caller_that_is_cut_off_anywhere_harms_no_other_caller_and_may_a
         async with steady(other, TOOL, neighbour, f"beside {name}"):
             for way, ending in itertools.product(WAYS, ENDINGS):
                 await proxy.clear()
-                assert (await pay(is_cut=False)).told == "ok"
+                assert (await pay(is_cut=False)).reported == "ok"
                 for offset in offsets(proxy.passed[way], caller.step):
                     (proxy.reset_after if ending == "reset" else proxy.close_after)(offset, way)
                     await pay(is_cut=True)
                     await proxy.clear()
-        assert {record.told for record in neighbour} == {"ok"}
+        assert {record.reported for record in neighbour} == {"ok"}
         ran = {nonce: times for nonce, times in front.ledger.ran().items() if name in nonce}
         assert judge([*history, *neighbour], ran) == []
         assert proxy.cuts > 10
-        note_cuts(f"caller over {name}", dict(Counter(record.told for record in history)), caller.step)
+        note_cuts(f"caller over {name}", dict(Counter(record.reported for record in history)), caller.step)
     await eventually(lambda: open_descriptors(front.hub.pid) <= descriptors + 2, "the broken connections are closed")
     assert not complaints(front.hub)

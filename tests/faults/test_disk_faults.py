@@ -1,4 +1,4 @@
-"""The disk fails at one write or sync of the journal, again and again: what was acknowledged stays (R20).
+"""The disk fails at one write or sync of the journal, again and again: acknowledged tasks stay (R20).
 
 strace has the system call fail, with EIO or as if the disk were full, in a hub that runs and is sent tasks. It may not
 attach everywhere, so this is for `make soak`; `make test` refuses writes by a limit (T69).
@@ -24,7 +24,15 @@ from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.faults.caller import Caller
 from tests.faults.oracle import Record, judge
-from tests.faults.test_tasks_crash import ENDED, SECONDS, Load, check_nothing_is_unfinished, killed, outcomes, said
+from tests.faults.test_tasks_crash import (
+    ENDED,
+    SECONDS,
+    Load,
+    check_nothing_is_unfinished,
+    killed,
+    outcomes,
+    task_message,
+)
 from tests.faults.watching import IS_SOAK, eventually, note, times
 from tests.hubs import stdio, write_config
 
@@ -84,14 +92,14 @@ async def failing(strace: str, pid: int, state: Path, call: str, error: str, whe
 
 
 class Submitter(Load):
-    """Sends tasks of which some are refused, and notes what each was told."""
+    """Sends tasks, some of which are refused, and records each answer."""
 
     async def __aenter__(self) -> Submitter:
         return self
 
     async def submit(self, nonce: str, history: list[Record]) -> None:
         """Send a message that becomes a task."""
-        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": said(nonce, "pay")}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": task_message(nonce, "pay")}
         answer: dict[str, Any] = (await self._client.post("/a2a", json=body)).json()
         if "result" in answer:
             self.acknowledged[answer["result"]["task"]["id"]] = nonce

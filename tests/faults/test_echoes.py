@@ -1,4 +1,4 @@
-"""A server that repeats what it was shown, where it says that something failed, does not thereby tell callers."""
+"""A server that repeats its credentials in an error message does not disclose them to callers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ SECRET = 'sh0wn-"to\\the-server'
 class Parrot(Scripted):
     """Fails as it is asked to, with what it was shown in its words."""
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        shown = heard.headers["authorization"][0]
-        how, said = heard.arguments["how"], f"Not good: {shown}"
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        shown = request.headers["authorization"][0]
+        how, said = request.arguments["how"], f"Not good: {shown}"
         error = {"code": -32050, "message": said, "data": {"sent": [shown], "n": 1}}
         if how == "error":
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}))
         elif how == "status":
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}, status=400))
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}, status=400))
         else:
             result = {"content": [{"type": "text", "text": said}], "isError": how == "tool"}
-            out.write(reply(heard.result(result)))
+            out.write(reply(request.result(result)))
 
 
-async def test_failures_do_not_repeat_what_was_sent_to_the_server(tmp_path: Path) -> None:
+async def test_failures_do_not_repeat_credentials_sent_to_the_server(tmp_path: Path) -> None:
     async with Parrot() as parrot:
         entry = {**parrot.entry, "headers": {"Authorization": f"Bearer {SECRET}"}}
         servers = {"p": entry, "q": {**entry, "isolation": "caller"}}

@@ -1,4 +1,4 @@
-"""A user that a server sends elsewhere: the caller hears that they are done there, and no other caller does."""
+"""A server sends a user to another page: its caller alone is notified when the user is done there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.faults.curious import Asked, Curious, Line
+from tests.faults.eliciting_servers import AnsweringCaller, ElicitingServer, Line
 from tests.faults.scripted import EVENTS, ReceivedRequest, events, reply
 from tests.faults.watching import eventually
 from tests.hubs import Raw, serving
@@ -20,7 +20,7 @@ GO = {"mode": "url", "message": "log in", "url": "https://login.example/", "elic
 DONE_THERE = {"jsonrpc": "2.0", "method": "notifications/elicitation/complete", "params": {"elicitationId": "e1"}}
 
 
-class Sending(Curious):
+class Sending(ElicitingServer):
     """A server whose tool sends the user elsewhere: by a question, or by an error after which it is called again."""
 
     def __init__(self) -> None:
@@ -28,27 +28,27 @@ class Sending(Curious):
         self.streams: list[asyncio.StreamWriter] = []
         self.is_done = asyncio.Event()
 
-    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Keep the stream for what belongs to no call."""
         self.streams.append(out)
         out.write(EVENTS + b"3\r\n: \n\r\n")
         await asyncio.Event().wait()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Send the user elsewhere, and answer when they are done there."""
-        if heard.arguments["nonce"] == "error":
+        if request.arguments["nonce"] == "error":
             error = {"code": -32042, "message": "log in first", "data": {"elicitations": [GO]}}
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}))
             return
         answer = self.answers[1] = asyncio.get_running_loop().create_future()
         out.write(EVENTS + events({"jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": GO}))
         await answer
         await self.is_done.wait()
-        out.write(events(DONE_THERE) + events(heard.result({"content": []})) + b"0\r\n\r\n")
+        out.write(events(DONE_THERE) + events(request.result({"content": []})) + b"0\r\n\r\n")
 
 
 @asynccontextmanager
-async def people(folder: Path, server: Sending) -> AsyncIterator[tuple[int, Asked, Asked]]:
+async def people(folder: Path, server: Sending) -> AsyncIterator[tuple[int, AnsweringCaller, AnsweringCaller]]:
     """A hub, and two callers with a session each."""
     async with serving(folder, {"s": server.entry}, callers=CALLERS) as hub:
 
@@ -57,20 +57,20 @@ async def people(folder: Path, server: Sending) -> AsyncIterator[tuple[int, Aske
                 return "s.ask" in await caller.names()
 
         await eventually(is_there, "the server is there")
-        ann, ben = (Asked(hub.port, name, KEYS[name], "legacy") for name in ("ann", "ben"))
+        ann, ben = (AnsweringCaller(hub.port, name, KEYS[name], "legacy") for name in ("ann", "ben"))
         for person in (ann, ben):
             await person.enter()
         yield hub.port, ann, ben
 
 
-async def called(port: int, person: Asked, nonce: str) -> tuple[Line, dict[str, str]]:
+async def called(port: int, person: AnsweringCaller, nonce: str) -> tuple[Line, dict[str, str]]:
     """A call, and the head of its answer."""
     line = await Line.open(port)
     line.write("/mcp", *person.request("s.ask", nonce))
     return line, await line.head()
 
 
-async def listening(port: int, person: Asked) -> Line:
+async def listening(port: int, person: AnsweringCaller) -> Line:
     """The stream for what belongs to no call."""
     line = await Line.open(port)
     line.get("/mcp", person.session)
@@ -87,8 +87,8 @@ async def test_the_asked_caller_learns_on_the_stream_of_its_call_that_the_user_i
         other.write("/mcp", ann.session, {"id": question["id"], "result": {"action": "accept"}})
         assert (await other.head())[":status"] == "202"
         server.is_done.set()
-        told: list[Any] = [await line.event(), await line.event(), await line.event()]
-        assert (told[0], told[1]["result"], told[2]) == (DONE_THERE, {"content": []}, None)
+        received: list[Any] = [await line.event(), await line.event(), await line.event()]
+        assert (received[0], received[1]["result"], received[2]) == (DONE_THERE, {"content": []}, None)
         line.close()
         other.close()
 

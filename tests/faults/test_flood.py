@@ -1,4 +1,4 @@
-"""A server that never stops talking nonsense costs its own call, and nobody else a turn."""
+"""A server that floods the hub with invalid messages costs only its own call."""
 
 from __future__ import annotations
 

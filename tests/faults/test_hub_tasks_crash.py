@@ -1,4 +1,4 @@
-"""The hub is killed while it keeps tasks of MCP callers: what it acknowledged is found, and nothing ran twice."""
+"""The hub is killed while it stores tasks of MCP callers: acknowledged tasks are found, and nothing ran twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Caller:
         self._prefix = number
         self._number = 0
         self.acknowledged: dict[str, str] = {}
-        """The nonce of each task that it was told of."""
+        """The nonce of each acknowledged task."""
 
     async def __aenter__(self) -> Caller:
         return self
@@ -104,10 +104,10 @@ async def check(caller: Caller, acknowledged: dict[str, str], ledger: Ledger) ->
     for id, nonce in acknowledged.items():
         state = (await caller.ask("tasks/get", {"taskId": id}))["result"]
         assert state["status"] in ("completed", "failed"), state
-        told = await caller.ask("tasks/result", {"taskId": id})
+        response = await caller.ask("tasks/result", {"taskId": id})
         if state["status"] == "completed":
-            assert told["result"]["content"] == [{"type": "text", "text": nonce}]
+            assert response["result"]["content"] == [{"type": "text", "text": nonce}]
             assert ran[nonce] == 1
         else:
-            assert told["error"]["code"] == -32012
-            assert told["error"]["data"]["executed"] == "unknown"
+            assert response["error"]["code"] == -32012
+            assert response["error"]["data"]["executed"] == "unknown"

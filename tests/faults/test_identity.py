@@ -84,4 +84,4 @@ async def test_one_id_many_times_at_once_in_one_session_is_served_every_time(era
 
 
 async def is_up(caller: Caller) -> bool:
-    return (await caller.call("raw.echo", {"text": "?"})).told == "ok"
+    return (await caller.call("raw.echo", {"text": "?"})).reported == "ok"

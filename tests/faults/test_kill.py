@@ -51,7 +51,7 @@ async def test_calls_on_a_killed_server_are_answered_at_once_and_it_comes_back(
         answered, back = ([pair[at] for pair in timed] for at in (0, 1))
         print(f"answered after {statistics.median(answered):.3f} s, back after {statistics.median(back):.3f} s")
         assert len(timed) == SERVERS * ROUNDS
-        # They had thirty seconds: who was told by then was told because the server died, on a busy machine too.
+        # They had thirty seconds: calls that ended earlier ended because the server died, on a busy machine too.
         assert max(answered) < 10.0
         assert statistics.median(back) < 10.0
         assert judge(history, ledger.ran()) == []
@@ -82,7 +82,7 @@ async def kill_once(
     os.kill(pid, signal.SIGKILL)
     records = await asyncio.gather(*calls)
     answered = clock() - killed
-    assert {record.told for record in records} == {"unknown"}
+    assert {record.reported for record in records} == {"unknown"}
     history.extend(records)
     history.append(await pay_when_up(caller, name, f"{name}-{at}-back"))
     return answered, clock() - killed
@@ -94,8 +94,8 @@ async def pay_when_up(caller: Caller, name: str, nonce: str) -> Record:
 
     async def is_answered() -> bool:
         found.append(await pay(caller, f"{name}.pay", nonce))
-        assert found[-1].told in ("ok", "no")
-        return found[-1].told == "ok"
+        assert found[-1].reported in ("ok", "no")
+        return found[-1].reported == "ok"
 
     await eventually(is_answered, f"{name} answers", within=20.0)
     return found[-1]
@@ -116,8 +116,8 @@ async def test_queued_calls_of_a_killed_server_end_as_not_executed(tmp_path: Pat
         async with asyncio.timeout(20):
             records = await asyncio.gather(*calls)
 
-        told = [record.told for record in records]
-        assert (told.count("unknown"), told.count("no")) == (64, 266)
+        received = [record.reported for record in records]
+        assert (received.count("unknown"), received.count("no")) == (64, 266)
         records.append(await pay_when_up(caller, "victim", "back"))
         ran = ledger.ran()
         assert ran.pop("up") == 1
@@ -139,7 +139,7 @@ async def test_a_killed_server_says_so_with_its_code_and_words(tmp_path: Path, l
         assert b"killed by signal 9 (SIGKILL)" in answer.body
 
 
-async def test_a_stopped_server_costs_its_callers_their_deadline_and_no_more(tmp_path: Path, ledger: Ledger) -> None:
+async def test_calls_to_a_stopped_server_end_at_their_deadline(tmp_path: Path, ledger: Ledger) -> None:
     words = command("raw_server", "--ledger", str(ledger.path))
     servers = {
         "stopped": stdio(words, timeout=DEADLINE),
@@ -155,7 +155,7 @@ async def test_a_stopped_server_costs_its_callers_their_deadline_and_no_more(tmp
         for record in await asyncio.gather(*stopped):
             assert record.ended is not None
             assert 0.9 * DEADLINE < record.ended - record.started < DEADLINE + 10
-            assert record.told == "unknown"
+            assert record.reported == "unknown"
             history.append(record)
         refused = await caller.call("stopped.pay", {"nonce": "refused"})
 
@@ -163,14 +163,14 @@ async def test_a_stopped_server_costs_its_callers_their_deadline_and_no_more(tmp
         assert refused.message.error is not None
         assert 0 < refused.message.error["data"]["retryAfter"] <= DEADLINE
         history.append(await pay(caller, "other.pay", "unharmed"))
-        assert history[-1].told == "ok"
+        assert history[-1].reported == "ok"
 
         os.kill(pid, signal.SIGCONT)
-        # It now reads everything it was sent, and answers late; those answers are nobody's.
+        # It now reads everything it was sent, and answers late; those answers belong to no call.
         await eventually(lambda: "stopped4" in ledger.ran(), "the late calls have run")
         history.append(await pay_when_up(caller, "stopped", "after"))
         more = await asyncio.gather(*(pay(caller, "stopped.pay", f"more{at}") for at in range(20)))
-        assert {record.told for record in more} == {"ok"}
+        assert {record.reported for record in more} == {"ok"}
         assert "refused" not in ledger.ran()
         assert judge([*history, *more], ledger.ran()) == []
         assert with_mark(hub.pid, "raw_server") == [pid]

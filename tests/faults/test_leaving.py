@@ -1,4 +1,4 @@
-"""A caller goes away in the middle of its call: what its era says about that reaches the server."""
+"""A caller disconnects in the middle of its call: the server is cancelled as the caller's era defines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_modern_callers_leaving_cancels_the_call_at_the_server(
             beside = asyncio.ensure_future(other.call(f"{name}.pay", {"nonce": f"{name}-beside", "mode": "sleep:0.3"}))
             await leave(hub, Caller(hub.port), name, f"{name}-left", tail, "sleep:60")
 
-            await eventually(lambda: f"{name}-left" in tail.look().cancelled, f"{name} was told")  # noqa: B023
+            await eventually(lambda: f"{name}-left" in tail.look().cancelled, f"{name} was cancelled")  # noqa: B023
             assert (await beside).text == f"{name}-beside"
 
         assert tail.look().cancelled == {f"{name}-left" for name in REACHES}
@@ -87,7 +87,7 @@ async def test_a_legacy_callers_broken_connection_does_not_cancel(
         later = await asyncio.gather(
             *(other.call(f"{name}.pay", {"nonce": f"{name}-later", "mode": "sleep:0.5"}) for name in REACHES)
         )
-        assert [answer.told for answer in later] == ["ok"] * len(REACHES)
+        assert [answer.reported for answer in later] == ["ok"] * len(REACHES)
         assert tail.look().cancelled == set()
 
 
@@ -104,7 +104,7 @@ async def test_a_legacy_caller_cancels_in_words(tmp_path: Path, ledger: Ledger, 
             words = caller.request_bytes("notifications/cancelled", {"requestId": "mine"}, id=None)
             assert (await caller.send(words)).status == 202
 
-            await eventually(lambda: nonce in tail.look().cancelled, f"{name} was told")  # noqa: B023
+            await eventually(lambda: nonce in tail.look().cancelled, f"{name} was cancelled")  # noqa: B023
             assert (await call).error == (-32012, "unknown", "cancelled")
 
 
@@ -140,8 +140,8 @@ async def test_callers_that_leave_at_random_moments_are_all_seen_as_cancellation
         assert judge(history, ledger.ran()) == []
         await eventually(lambda: open_descriptors(hub.pid) <= descriptors + 8, "the connections are closed")
         for name in REACHES:
-            assert (await other.call(f"{name}.pay", {"nonce": f"{name}-after"})).told == "ok", "the slots are free"
-    assert tail.cancelled, "somebody left while the tool ran"
+            assert (await other.call(f"{name}.pay", {"nonce": f"{name}-after"})).reported == "ok", "the slots are free"
+    assert tail.cancelled, "a caller left while the tool ran"
     waits = sorted(at - left[nonce] for nonce, at in tail.cancelled_at.items())
     note(
         seed=LEAVING_SEED,

@@ -1,4 +1,4 @@
-"""Hubs that are servers of each other: what is listed stays what it is, however long it goes on."""
+"""Hubs that are servers of each other: their lists stay the same over time."""
 
 from __future__ import annotations
 

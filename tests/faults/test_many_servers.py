@@ -25,7 +25,7 @@ GROWN_BYTES = 24 * 1024 * 1024
 that the allocator keeps for the next round), and 32 MiB if two rounds of servers were never let go."""
 
 
-def tell(hub: HubProcess, folder: Path, names: list[str]) -> None:
+def rewrite_config(hub: HubProcess, folder: Path, names: list[str]) -> None:
     write_config(folder, {name: stdio(light_server.command(name)) for name in names})
     hub.process.send_signal(signal.SIGHUP)
 
@@ -45,12 +45,12 @@ async def test_two_hundred_servers_come_and_go_and_leave_nothing(tmp_path: Path)
         await eventually(lambda: watches_files(hub.pid), "the hub is all there", within=20.0)
         files, memory = open_descriptors(hub.pid), [resident_bytes(hub.pid)]
         for _ in range(2):
-            tell(hub, tmp_path, names)
+            rewrite_config(hub, tmp_path, names)
             await until_listed(caller, names)
             assert len(family(hub.pid)) == SERVERS
             answers = [await caller.call(f"{name}.pay") for name in names]
             assert [answer.text for answer in answers] == names
-            tell(hub, tmp_path, [])
+            rewrite_config(hub, tmp_path, [])
             await until_listed(caller, [])
             await eventually(lambda: not family(hub.pid), "no process is left", within=SETTLE_SECONDS)
             await eventually(lambda: open_descriptors(hub.pid) == files, "as many descriptors as before", within=20.0)

@@ -1,4 +1,4 @@
-"""What a finished call leaves behind, and what a server can make the hub hold."""
+"""Memory after finished calls, and the memory that a server can make the hub hold."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_finished_calls_are_gone_without_the_cycle_collector(tmp_path: Pat
         await hub.ready("a")
         async with Caller(port) as caller:
             for _ in range(CALLS):
-                assert (await caller.call("a.t")).told == "ok"
+                assert (await caller.call("a.t")).reported == "ok"
             server.heard.clear()
 
             # The latest may still be held by the connection that it came on.
@@ -66,7 +66,7 @@ async def test_a_process_that_asks_and_does_not_read_makes_the_hub_hold_few_answ
 
 
 class Asking(Scripted):
-    """Asks on the stream of a call, and acknowledges no answer before it is told to."""
+    """Asks on the stream of a call, and acknowledges no answer before the test allows it."""
 
     ASKED = 2000
 
@@ -74,15 +74,15 @@ class Asking(Scripted):
         super().__init__()
         self.acknowledges = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if not heard.arguments.get("ask"):
-            return await super().on_call(heard, out)
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if not request.arguments.get("ask"):
+            return await super().on_call(request, out)
         asked = [{"jsonrpc": "2.0", "id": n, "method": "sampling/createMessage"} for n in range(self.ASKED)]
-        out.write(EVENTS + events(*asked) + events(heard.result({"content": []})) + b"0\r\n\r\n")
+        out.write(EVENTS + events(*asked) + events(request.result({"content": []})) + b"0\r\n\r\n")
         return None
 
-    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if not heard.method:
+    async def on_refused(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if not request.method:
             await self.acknowledges.wait()
         out.write(reply(None, status=202))
 
@@ -95,17 +95,17 @@ async def test_a_server_that_asks_and_does_not_listen_is_sent_few_answers(tmp_pa
 
         # It leaves after all that waited before it.
         assert isinstance(await hub.call("a.t"), Result)
-        answers = sum(heard.verb == "POST" and not heard.method for heard in server.heard)
+        answers = sum(request.verb == "POST" and not request.method for request in server.heard)
         assert 0 < answers <= http_shared.ONE_WAY_MAX
 
 
 class Deaf(Scripted):
     """Never acknowledges that a call was withdrawn."""
 
-    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.method == "notifications/cancelled":
+    async def on_refused(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.method == "notifications/cancelled":
             await asyncio.Event().wait()
-        await super().on_refused(heard, out)
+        await super().on_refused(request, out)
 
 
 async def test_unacknowledged_cancellations_release_their_connections(
@@ -130,8 +130,8 @@ async def test_unacknowledged_cancellations_release_their_connections(
 class Cutting(Scripted):
     """Answers with a stream, and closes the connection without the stream's end."""
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        out.write(EVENTS + events(heard.result({"content": []})))
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        out.write(EVENTS + events(request.result({"content": []})))
         await out.drain()
         raise HangUp
 

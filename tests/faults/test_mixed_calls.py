@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(300 if CALLS < SLOPE_CALLS else 7200)
 
 
 class Mix:
-    """Callers of three kinds, and what they were told."""
+    """Callers of three kinds, and the outcomes of their calls."""
 
     def __init__(self, hub: ProbedHub) -> None:
         self._port = hub.hub.port
@@ -96,7 +96,7 @@ class Mix:
         try:
             if kind < 2:
                 answer: Answer = await (modern, legacy)[kind].call(f"{server}.echo", {"text": text})
-                found = answer.text if answer.told == "ok" else answer.told
+                found = answer.text if answer.reported == "ok" else answer.reported
             else:
                 found = await self._echo_by_rest(server, text, modern)
         except Broken as error:
@@ -108,8 +108,8 @@ class Mix:
         body = json.dumps({"text": text}).encode()
         head = f"POST /v1/tools/{server}.echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         answer = await caller.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        told = json.loads(answer.body)
-        return str(told["content"][0]["text"] if answer.status == 200 else told["executed"])
+        response = json.loads(answer.body)
+        return str(response["content"][0]["text"] if answer.status == 200 else response["executed"])
 
     def _record(self, kind: str, record: Record) -> None:
         self.kinds[kind] += 1

@@ -29,9 +29,9 @@ class Held(Scripted):
         super().__init__()
         self.goes_on = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.goes_on.wait()
-        await super().on_call(heard, out)
+        await super().on_call(request, out)
 
 
 # -- callers -----------------------------------------------------------------------------------------------------------
@@ -46,7 +46,9 @@ async def test_calls_pipelined_behind_a_slow_one_are_all_answered_in_order(tmp_p
         await eventually(lambda: server.count("tools/call") == 1, "the slow call has begun")
         ids = range(1, PIPELINED + 1)
         writer.write(b"".join(caller.call_bytes("builtin.echo", {"text": "x"}, id=str(id)) for id in ids))
-        assert (await caller.call("builtin.echo", {"text": "x"})).told == "ok"  # the hub has had a turn to read them
+        assert (
+            await caller.call("builtin.echo", {"text": "x"})
+        ).reported == "ok"  # the hub has had a turn to read them
         server.goes_on.set()
 
         assert await answered_ids(reader, PIPELINED + 1) == [0, *ids]
@@ -88,9 +90,9 @@ async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: 
 class Sleepy(Held):
     """Does not answer the greeting before it is let go."""
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.goes_on.wait()
-        await super().on_initialize(heard, out)
+        await super().on_initialize(request, out)
 
 
 async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path: Path) -> None:
@@ -137,9 +139,9 @@ def listing(hub: InProcess) -> dict[str, Any]:
 class Wordy(Scripted):
     """Refuses the greeting at length."""
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         error = {"code": -32000, "message": "no" * 100_000}
-        out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+        out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}))
 
 
 async def test_a_long_refusal_is_cut_in_listings(tmp_path: Path) -> None:
@@ -162,16 +164,16 @@ async def test_a_tool_described_at_too_great_a_length_is_left_out_alone(tmp_path
         assert "'huge' left out" in note
 
 
-async def test_headers_that_the_protocol_owns_are_sent_once_whatever_their_case(tmp_path: Path) -> None:
+async def test_protocol_headers_are_sent_once_in_any_case(tmp_path: Path) -> None:
     own = {"Content-Type": "text/plain", "ACCEPT": "*/*", "X-Team": "blue"}
     async with Scripted() as server, hub_of(tmp_path, {"a": {**server.entry, "headers": own}}) as hub:
         await hub.ready("a")
         assert isinstance(await hub.call("a.t"), Result)
 
-    for heard in server.heard:
-        assert all(len(values) == 1 for values in heard.headers.values()), heard
-        assert heard.headers["x-team"] == ["blue"]
-    posted = [heard.headers for heard in server.heard if heard.verb == "POST"]
+    for request in server.heard:
+        assert all(len(values) == 1 for values in request.headers.values()), request
+        assert request.headers["x-team"] == ["blue"]
+    posted = [request.headers for request in server.heard if request.verb == "POST"]
     assert {headers["content-type"][0] for headers in posted} == {"application/json"}
     assert {headers["accept"][0] for headers in posted} == {"application/json, text/event-stream"}
 
@@ -181,16 +183,16 @@ class Aside(Held):
 
     aside: asyncio.StreamWriter | None = None
 
-    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS)
         self.aside = out
         await asyncio.Event().wait()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         assert self.aside is not None
-        params = {"progressToken": heard.message["params"]["_meta"]["progressToken"], "progress": 1}
+        params = {"progressToken": request.message["params"]["_meta"]["progressToken"], "progress": 1}
         self.aside.write(events({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
-        await super().on_call(heard, out)
+        await super().on_call(request, out)
 
 
 async def test_progress_on_the_session_stream_reaches_the_caller(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ async def test_progress_on_the_session_stream_reaches_the_caller(tmp_path: Path)
         await hub.ready("a")
         await eventually(lambda: server.aside is not None, "the hub listens")
         _, ending = hub.start("a.t", wants_progress=True)
-        await eventually(lambda: bool(ending.events), "progress was told")
+        await eventually(lambda: bool(ending.events), "progress was reported")
         server.goes_on.set()
 
         assert isinstance(await ending.outcome, Result)

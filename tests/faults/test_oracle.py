@@ -54,7 +54,7 @@ def test_one_call_can_be_wrong_in_several_ways() -> None:
     assert {violation.wrong for violation in found} == {Wrong.DUPLICATE, Wrong.HANG, Wrong.LIED_NOT_SENT}
 
 
-def test_what_ran_without_a_call_is_an_orphan() -> None:
+def test_a_run_without_a_call_is_an_orphan() -> None:
     assert judge([], {"ghost": 1}) == [Violation(Wrong.ORPHAN, "ghost")]
 
 

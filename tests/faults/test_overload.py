@@ -1,4 +1,4 @@
-"""A server that is full refuses at once, and is nobody else's trouble (R05)."""
+"""A full server refuses at once, and other servers are unaffected (R05)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.peers.launch import command
 RUNNING, QUEUED, OVER = 64, 256, 40
 
 
-async def test_what_no_longer_fits_is_refused_at_once_and_others_do_not_notice(
+async def test_calls_beyond_the_queue_are_refused_at_once_and_others_are_unaffected(
     tmp_path: Path, ledger: Ledger, spawn: Spawn
 ) -> None:
     full = await spawn("raw_server", "--ledger", str(ledger.path))
@@ -29,7 +29,7 @@ async def test_what_no_longer_fits_is_refused_at_once_and_others_do_not_notice(
         tail = Tail(ledger.path)
         await eventually(lambda: answers(caller, "other"), "the other server is there", within=20.0)
         await eventually(lambda: answers(caller, "full"), "the full one as well", within=20.0)
-        assert (await pay(caller, "full.pay", "first")).told == "ok"
+        assert (await pay(caller, "full.pay", "first")).reported == "ok"
         alone = await latencies(caller)
 
         arguments = [{"nonce": str(at), "mode": "sleep:60"} for at in range(RUNNING + QUEUED + OVER)]
@@ -49,7 +49,7 @@ async def test_what_no_longer_fits_is_refused_at_once_and_others_do_not_notice(
         crowd.hang_up()  # a modern caller's going cancels: what ran is stopped, and the slots come back
         await asyncio.gather(*calls, return_exceptions=True)
         await eventually(lambda: tail.look().cancelled == tail.ran - {"first"}, "what ran is stopped")
-        assert (await pay(caller, "full.pay", "room again")).told == "ok"
+        assert (await pay(caller, "full.pay", "room again")).reported == "ok"
 
 
 def check_refusal(answer: Answer) -> None:
@@ -59,7 +59,7 @@ def check_refusal(answer: Answer) -> None:
 
 
 async def answers(caller: Caller, server: str) -> bool:
-    return (await caller.call(f"{server}.echo", {"text": "?"})).told == "ok"
+    return (await caller.call(f"{server}.echo", {"text": "?"})).reported == "ok"
 
 
 async def latencies(caller: Caller) -> list[float]:
@@ -74,7 +74,7 @@ async def latencies(caller: Caller) -> list[float]:
     return [took for start in range(0, 1008, 16) for took in await asyncio.gather(*map(one, range(start, start + 16)))]
 
 
-async def test_what_waits_for_a_slot_runs_once_when_there_is_one(tmp_path: Path, ledger: Ledger) -> None:
+async def test_calls_that_wait_for_a_slot_run_once(tmp_path: Path, ledger: Ledger) -> None:
     words = command("raw_server", "--ledger", str(ledger.path))
     servers = {"small": stdio(words, max_calls=2, max_queued=6)}
     async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller, Caller(hub.port) as first:
@@ -88,8 +88,8 @@ async def test_what_waits_for_a_slot_runs_once_when_there_is_one(tmp_path: Path,
         await holding
         records = await asyncio.gather(*calls)
 
-        told = [record.told for record in records]
-        assert (told.count("ok"), told.count("no")) == (6, 12)
+        received = [record.reported for record in records]
+        assert (received.count("ok"), received.count("no")) == (6, 12)
         ran = ledger.ran()
         assert (ran.pop("held0"), ran.pop("held1")) == (1, 1)
         assert judge(records, ran) == []
@@ -105,7 +105,7 @@ async def test_a_deadline_holds_in_the_queue_too(tmp_path: Path, ledger: Ledger)
         records = await asyncio.gather(*calls)
 
         # Each slot comes free just as the next one's time is up: it may have been sent or not, but never both.
-        assert {record.told for record in records} <= {"no", "unknown"}
-        assert "unknown" in {record.told for record in records}
+        assert {record.reported for record in records} <= {"no", "unknown"}
+        assert "unknown" in {record.reported for record in records}
         await eventually(lambda: answers(caller, "small"), "the slot is free again")
         assert judge(records, ledger.ran()) == []

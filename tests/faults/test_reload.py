@@ -1,4 +1,4 @@
-"""A hub that is told new things while it works: nobody notices but those who are meant, and nothing is left over."""
+"""The configuration changes while the hub works: only affected callers notice, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GROWTH_BYTES = 16 * 1024 * 1024
 
 
 class Load:
-    """Callers that never stop, and what each of them was told."""
+    """Callers that never stop, and the outcome of each call."""
 
     def __init__(self, port: int) -> None:
         self.records: dict[str, list[Record]] = {}
@@ -54,38 +54,38 @@ class Load:
         self._tasks.append(asyncio.ensure_future(self._keep_calling(server)))
 
     async def _keep_calling(self, server: str) -> None:
-        told = self.records.setdefault(server, [])
+        received = self.records.setdefault(server, [])
         was_there = False
         while not self._is_done:
             record = await pay(self._caller, f"{server}.pay", f"{server}-{next(self._nonces)}")
-            told.append(record)
-            if was_there and record.told == "no":
+            received.append(record)
+            if was_there and record.reported == "no":
                 return  # it was taken out
-            was_there |= record.told == "ok"
+            was_there |= record.reported == "ok"
             await asyncio.sleep(0.005)  # there is more to do for two processors than to call
 
     async def end(self) -> list[Record]:
-        """Stop, and return everything that was told."""
+        """Stop, and return all outcomes."""
         self._is_done = True
         await asyncio.gather(*self._tasks)
         self._caller.hang_up()
-        return [record for told in self.records.values() for record in told]
+        return [record for received in self.records.values() for record in received]
 
 
-def tell(hub: HubProcess, folder: Path, servers: Mapping[str, Any], /, **tables: Any) -> None:
+def reconfigure(hub: HubProcess, folder: Path, servers: Mapping[str, Any], /, **tables: Any) -> None:
     """Write other servers into the hub's file, and have it read at once."""
     write_config(folder, servers, **tables)
     hub.process.send_signal(signal.SIGHUP)
 
 
-def said(hub: HubProcess, *words: str) -> int:
+def count_logged(hub: HubProcess, *words: str) -> int:
     """How many lines with all these words the hub has logged."""
     return sum(all(word in line for word in words) for line in hub.said)
 
 
-async def until_said(hub: HubProcess, *words: str, times: int = 1) -> None:
+async def until_logged(hub: HubProcess, *words: str, times: int = 1) -> None:
     """Wait until the hub has logged so many lines with all these words."""
-    await eventually(lambda: said(hub, *words) >= times, f"the hub says {words}", within=RELOAD_SECONDS)
+    await eventually(lambda: count_logged(hub, *words) >= times, f"the hub says {words}", within=RELOAD_SECONDS)
 
 
 async def test_many_reloads_under_load_cost_no_caller_a_call(tmp_path: Path, ledger: Ledger) -> None:
@@ -102,7 +102,7 @@ async def test_many_reloads_under_load_cost_no_caller_a_call(tmp_path: Path, led
 
     async with serving(tmp_path, servers(0)) as hub:
         for name in servers(0):
-            await until_said(hub, '"server ready"', f'"{name}"')
+            await until_logged(hub, '"server ready"', f'"{name}"')
         await eventually(lambda: watches_files(hub.pid), "the hub is all there", within=20.0)
         files, memory = open_descriptors(hub.pid), resident_bytes(hub.pid)
         load = Load(hub.port)
@@ -110,11 +110,11 @@ async def test_many_reloads_under_load_cost_no_caller_a_call(tmp_path: Path, led
             load.call(name)
         for round in range(1, ROUNDS + 1):
             load.call(f"new-{round}")
-            tell(hub, tmp_path, servers(round))
-            await until_said(hub, '"server changed"', times=round)
-            await until_said(hub, '"server ready"', f'"new-{round}"')
+            reconfigure(hub, tmp_path, servers(round))
+            await until_logged(hub, '"server changed"', times=round)
+            await until_logged(hub, '"server ready"', f'"new-{round}"')
         records = await load.end()
-        print(f"{len(records)} calls, {sum(record.told == 'no' for record in records)} refused")
+        print(f"{len(records)} calls, {sum(record.reported == 'no' for record in records)} refused")
 
         newest = [f"changed-{ROUNDS}", "eased", f"new-{ROUNDS}", "stays"]
         await eventually(lambda: marks(hub) == newest, "the newest processes, and no others", within=20.0)
@@ -124,9 +124,9 @@ async def test_many_reloads_under_load_cost_no_caller_a_call(tmp_path: Path, led
 
     assert judge(records, ledger.ran()) == []
     for name in ("stays", "eased", "changed"):
-        assert {record.told for record in load.records[name]} == {"ok"}
+        assert {record.reported for record in load.records[name]} == {"ok"}
         assert len(load.records[name]) > ROUNDS
-    assert {record.told for record in records} <= {"ok", "no"}
+    assert {record.reported for record in records} <= {"ok", "no"}
 
 
 def marks(hub: HubProcess) -> list[str]:
@@ -189,25 +189,25 @@ def start(running: RunningHub, nonce: str) -> Listener:
 async def test_calls_on_a_server_that_is_removed_or_changed_are_answered_by_it(tmp_path: Path, ledger: Ledger) -> None:
     raw = command("raw_server", "--ledger", str(ledger.path))
     async with serving(tmp_path, {"gone": stdio(raw), "other": stdio(raw)}) as hub, Caller(hub.port) as caller:
-        await until_said(hub, '"server ready"', times=2)
+        await until_logged(hub, '"server ready"', times=2)
         calls = [asyncio.ensure_future(pay(caller, f"{name}.pay", name, mode="sleep:2")) for name in ("gone", "other")]
         tail = Tail(ledger.path)
         await eventually(lambda: tail.look().ran == {"gone", "other"}, "both calls run")
-        tell(hub, tmp_path, {"other": stdio(raw, env={"OTHER": "1"})})
-        await until_said(hub, '"server changed"')
+        reconfigure(hub, tmp_path, {"other": stdio(raw, env={"OTHER": "1"})})
+        await until_logged(hub, '"server changed"')
         assert (await caller.call("gone.pay", {"nonce": "late"})).error == (-32602, "no", "unknown_tool")
-        assert [(await call).told for call in calls] == ["ok", "ok"]
+        assert [(await call).reported for call in calls] == ["ok", "ok"]
 
 
 async def test_a_bad_file_is_refused_and_the_old_one_stays(tmp_path: Path, ledger: Ledger) -> None:
     quick = stdio(quick_server.command(ledger.path))
     async with serving(tmp_path, {"a": quick}) as hub, Raw(hub.url) as caller:
-        await until_said(hub, '"server ready"')
+        await until_logged(hub, '"server ready"')
         (tmp_path / "isthmus.json").write_text('{"servers": {')
-        await until_said(hub, "configuration refused", "isthmus.json: line 1")
+        await until_logged(hub, "configuration refused", "isthmus.json: line 1")
         assert "a.pay" in await caller.names()
-        tell(hub, tmp_path, {"b": quick})
-        await until_said(hub, '"server ready"', '"b"')
+        reconfigure(hub, tmp_path, {"b": quick})
+        await until_logged(hub, '"server ready"', '"b"')
         assert "a.pay" not in await caller.names()
 
 
@@ -228,17 +228,17 @@ async def test_keys_and_permissions_change_at_once(tmp_path: Path) -> None:
         assert len(await planner.names()) > 1
         assert (await other.post({})).status_code == 401
 
-        tell(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
-        await until_said(hub, '"configuration reloaded"', '"callers": 2')
+        reconfigure(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
+        await until_logged(hub, '"configuration reloaded"', '"callers": 2')
         assert await planner.names() == ["builtin.echo"]
         assert len(await other.names()) > 1
 
-        tell(hub, tmp_path, {}, callers=callers(other=["*"]))
-        await until_said(hub, '"configuration reloaded"', '"callers": 1')
+        reconfigure(hub, tmp_path, {}, callers=callers(other=["*"]))
+        await until_logged(hub, '"configuration reloaded"', '"callers": 1')
         assert (await planner.post({})).status_code == 401
 
 
-async def test_bounds_of_tenants_and_frontends_and_tags_change_at_once_and_end_what_was_open(tmp_path: Path) -> None:
+async def test_new_bounds_of_tenants_frontends_and_tags_apply_at_once_and_end_sessions(tmp_path: Path) -> None:
     planner = {"key": KEY, "tenant": "acme", "allow": ["builtin"]}
     base: dict[str, Any] = {"callers": {"planner": planner}, "tenants": {"acme": {}}}
     every = {"builtin.echo", "builtin.timestamp", "builtin.chat_log"}
@@ -262,7 +262,7 @@ async def test_bounds_of_tenants_and_frontends_and_tags_change_at_once_and_end_w
             ({"callers": {"planner": {**planner, "frontends": {"rest": {"allow": []}}}}}, every),
         ]
         for tables, expected in changes:
-            tell(hub, tmp_path, {}, **{**base, **tables})
+            reconfigure(hub, tmp_path, {}, **{**base, **tables})
             await eventually(lambda: _is(seen, expected), f"it is {expected}")  # noqa: B023
         ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
         assert (await caller.post(ping, session)).status_code == 404
@@ -292,14 +292,14 @@ async def test_sessions_and_streams_of_callers_with_changed_permissions_end(tmp_
         async with (
             listening.http.stream("GET", hub.url, headers=headers) as changes,
             listening.http.stream("GET", hub.url.replace("/mcp", "/sse"), headers=headers) as sse,
-            listening.http.stream("POST", agent, headers=headers, json=follow) as told,
+            listening.http.stream("POST", agent, headers=headers, json=follow) as received,
         ):
-            assert (changes.status_code, sse.status_code, told.status_code) == (200, 200, 200)
-            tell(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
+            assert (changes.status_code, sse.status_code, received.status_code) == (200, 200, 200)
+            reconfigure(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
             async with asyncio.timeout(RELOAD_SECONDS):
                 await changes.aread()
                 await sse.aread()
-                assert b"permissions have changed" in await told.aread()
+                assert b"permissions have changed" in await received.aread()
         assert (await planner.send(planner.request_bytes("tools/list", {}, id="1"))).status == 404
         assert (await other.send(other.request_bytes("tools/list", {}, id="1"))).status == 200
 
@@ -312,15 +312,15 @@ async def test_a_hub_that_wants_keys_is_not_opened_by_a_file_that_is_emptied_or_
         Raw(hub.url) as nobody,
     ):
         file.write_text("{}")
-        await until_said(hub, "configuration refused", "restart the hub if it is to be open")
+        await until_logged(hub, "configuration refused", "restart the hub if it is to be open")
         assert (await nobody.post({})).status_code == 401
         file.unlink()
-        await until_said(hub, "configuration refused", "is gone")
+        await until_logged(hub, "configuration refused", "is gone")
         assert (await nobody.post({})).status_code == 401
         assert len(await planner.names()) > 1
 
         write_config(tmp_path, {}, callers=callers(other=["*"]))
-        await until_said(hub, '"configuration reloaded"')
+        await until_logged(hub, '"configuration reloaded"')
         assert (await planner.post({})).status_code == 401
 
 
@@ -333,7 +333,7 @@ async def test_a_hub_that_wants_keys_is_not_opened_by_a_file_that_comes_first(tm
     async with started(project, env={"HOME": str(home)}) as hub, Raw(hub.url) as nobody:
         assert (await nobody.post({})).status_code == 401
         (project / "mcp.json").write_text("{}")
-        await until_said(hub, "another file takes precedence", "project/mcp.json")
+        await until_logged(hub, "another file takes precedence", "project/mcp.json")
         assert (await nobody.post({})).status_code == 401
 
 
@@ -345,11 +345,11 @@ async def test_a_hub_that_others_can_reach_is_never_left_without_callers(tmp_pat
         Raw(hub.url, key=KEY) as planner,
         Raw(hub.url) as nobody,
     ):
-        tell(hub, tmp_path, {}, **tables)
-        await until_said(hub, "configuration refused", "must be loopback while no caller is configured")
+        reconfigure(hub, tmp_path, {}, **tables)
+        await until_logged(hub, "configuration refused", "must be loopback while no caller is configured")
         # That it wants to be on loopback does not yet put it there.
-        tell(hub, tmp_path, {}, hub={"host": "127.0.0.1"})
-        await until_said(hub, "configuration refused", "must be loopback", times=2)
+        reconfigure(hub, tmp_path, {}, hub={"host": "127.0.0.1"})
+        await until_logged(hub, "configuration refused", "must be loopback", times=2)
         assert (await nobody.post({})).status_code == 401
         assert len(await planner.names()) > 1
 
@@ -360,15 +360,15 @@ async def test_a_hub_that_others_can_reach_is_never_left_without_callers(tmp_pat
 async def test_the_log_goes_where_the_newest_configuration_says(tmp_path: Path) -> None:
     file, moved = tmp_path / "hub.log", tmp_path / "hub.log.1"
     async with serving(tmp_path) as hub:
-        tell(hub, tmp_path, {}, log={"file": "hub.log"})
+        reconfigure(hub, tmp_path, {}, log={"file": "hub.log"})
         await eventually(lambda: has_line(file, "configuration reloaded"), "the file has it", within=RELOAD_SECONDS)
         file.rename(moved)
-        tell(hub, tmp_path, {}, log={"file": "hub.log", "level": "debug"})
+        reconfigure(hub, tmp_path, {}, log={"file": "hub.log", "level": "debug"})
         await eventually(lambda: has_line(file, '"log.level"'), "the new file has it", within=RELOAD_SECONDS)
-        tell(hub, tmp_path, {}, log={"file": "."})
+        reconfigure(hub, tmp_path, {}, log={"file": "."})
         await eventually(lambda: has_line(file, "log.file cannot be written"), "it is refused", within=RELOAD_SECONDS)
-        tell(hub, tmp_path, {})
-        await until_said(hub, "configuration reloaded", '"log.file"')
+        reconfigure(hub, tmp_path, {})
+        await until_logged(hub, "configuration reloaded", '"log.file"')
     assert not has_line(moved, '"log.level"')
 
 

@@ -1,4 +1,4 @@
-"""Sessions that a server forgets, and what happens to calls, cancellations and the link meanwhile."""
+"""Sessions that a server forgets, and their calls, cancellations and link meanwhile."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Forgetful(Scripted):
         self.tools = [tool("t"), tool("initialize")]
         self.renews = asyncio.Event()
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.greetings:
             await self.renews.wait()
-        await super().on_initialize(heard, out)
+        await super().on_initialize(request, out)
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.session == "s2" or heard.arguments.get("hang"):
-            await super().on_call(heard, out)
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.session == "s2" or request.arguments.get("hang"):
+            await super().on_call(request, out)
         else:
             out.write(reply(None, status=404))
 
@@ -71,7 +71,7 @@ async def test_a_cancellation_during_a_renewal_does_not_spoil_later_ones(tmp_pat
         late.cancel("in time")
         await eventually(lambda: server.count("notifications/cancelled") == 2, "both were withdrawn")
 
-        assert [told.session for told in server.heard if told.method == "notifications/cancelled"][-1] == "s2"
+        assert [request.session for request in server.heard if request.method == "notifications/cancelled"][-1] == "s2"
 
 
 class Refusing(Scripted):
@@ -79,11 +79,11 @@ class Refusing(Scripted):
 
     forgotten: str | None = None
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.verb == "POST" and heard.session is not None and heard.session == self.forgotten:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.verb == "POST" and request.session is not None and request.session == self.forgotten:
             out.write(reply(REFUSAL, status=400))
         else:
-            await super().on(heard, out)
+            await super().on(request, out)
 
 
 async def test_a_session_refused_with_400_is_replaced_by_a_new_link(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A server over HTTP goes and comes back: what it still works on is not given up, and it is found again."""
+"""A server over HTTP restarts: calls that it still works on continue, and the hub reconnects."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ async def test_calls_that_a_leaving_server_still_works_on_come_to_their_end(
             # Enough of them at once use up the connections that are kept, so that a new one is asked for.
             nonces = (f"m{at}" for at in range(len(more), len(more) + 20))
             more.extend(await asyncio.gather(*(pay(caller, "raw.pay", nonce) for nonce in nonces)))
-            return any(record.told == "no" for record in more)
+            return any(record.reported == "no" for record in more)
 
         await eventually(is_refused, "a connection is refused")
-        assert {record.told for record in more} <= {"ok", "no"}
+        assert {record.reported for record in more} <= {"ok", "no"}
         all_is_over.touch()
 
         records = await asyncio.gather(*working)
-        assert [record.told for record in records] == ["ok"] * 8
+        assert [record.reported for record in records] == ["ok"] * 8
         await wire.clear()
         await eventually(lambda: is_up(caller), "it is found again", within=20.0)
         assert judge([*records, *more], ledger.ran()) == []
@@ -75,7 +75,7 @@ async def test_a_killed_server_is_reported_at_once_and_found_again_when_it_is_ba
         await first.kill()
         async with asyncio.timeout(20):
             records = await asyncio.gather(*working)
-        assert {record.told for record in records} == {"unknown"}
+        assert {record.reported for record in records} == {"unknown"}
         refused = await caller.call("raw.echo", {"text": "x"})
         assert refused.error[1] == "no"
         await eventually(lambda: is_missed(caller), "listings say that it is gone")
@@ -93,4 +93,4 @@ async def is_missed(caller: Caller) -> bool:
 
 
 async def is_up(caller: Caller) -> bool:
-    return (await caller.call("raw.echo", {"text": "?"})).told == "ok"
+    return (await caller.call("raw.echo", {"text": "?"})).reported == "ok"

@@ -1,4 +1,4 @@
-"""A legacy caller whose connection breaks in the middle of a call: nothing is lost, nothing doubled, and it ran once.
+"""A legacy caller's connection breaks in the middle of a call: nothing is lost or doubled, and the call ran once.
 
 The caller is raw, the server scripted and the hub in this process, so that each break is exactly where the test says.
 """
@@ -17,9 +17,9 @@ import httpx2
 import pytest
 
 from isthmus.core.calls.hub import Hub
+from tests.faults.progress_server import STEPS, ProgressServer
 from tests.faults.scripted import hub_of, listening
 from tests.faults.watching import eventually
-from tests.faults.working import STEPS, Working
 
 PLAIN = "application/json, text/event-stream"
 STREAMS_FIRST = "text/event-stream, application/json"
@@ -75,14 +75,14 @@ class Caller:
         """Call the tool and read the stream that answers; leaving the block cuts the connection."""
         params = {"name": "s.t", "arguments": arguments, "_meta": {"progressToken": "mine"}}
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        async with self._stream("POST", {"accept": accept}, json=call) as told:
-            yield told
+        async with self._stream("POST", {"accept": accept}, json=call) as received:
+            yield received
 
     @asynccontextmanager
     async def back(self, last: str) -> AsyncIterator[AsyncIterator[StreamEvent]]:
         """Come back to a stream after this event; leaving the block cuts the connection."""
-        async with self._stream("GET", {"accept": "text/event-stream", "last-event-id": last}) as told:
-            yield told
+        async with self._stream("GET", {"accept": "text/event-stream", "last-event-id": last}) as received:
+            yield received
 
     async def status_of_return(self, last: str) -> int:
         """What the hub says to who comes back with this event and must not."""
@@ -95,10 +95,10 @@ class Caller:
     ) -> AsyncIterator[AsyncIterator[StreamEvent]]:
         async with self._client.stream(verb, self._url, headers={**headers, **self._session}, **more) as answer:
             assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
-            yield _told(answer.aiter_lines())
+            yield _stream_events(answer.aiter_lines())
 
 
-async def _told(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
+async def _stream_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
     fields: dict[str, str] = {}
     async for line in lines:
         if line:
@@ -110,21 +110,21 @@ async def _told(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
             fields = {}
 
 
-async def some(told: AsyncIterator[StreamEvent], count: int) -> list[StreamEvent]:
+async def some(received: AsyncIterator[StreamEvent], count: int) -> list[StreamEvent]:
     """The next events."""
     async with asyncio.timeout(30):
-        return [await anext(told) for _ in range(count)]
+        return [await anext(received) for _ in range(count)]
 
 
-async def rest(told: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
+async def rest(received: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
     """All events up to the stream's end."""
     async with asyncio.timeout(30):
-        return [event async for event in told]
+        return [event async for event in received]
 
 
-def words(heard: list[StreamEvent]) -> list[Any]:
-    assert len({event.id for event in heard}) == len(heard), "an event came twice"
-    return [event.word for event in heard]
+def words(received: list[StreamEvent]) -> list[Any]:
+    assert len({event.id for event in received}) == len(received), "an event came twice"
+    return [event.word for event in received]
 
 
 WHOLE = [None, *range(1, STEPS + 1), "done"]
@@ -134,7 +134,7 @@ WHOLE = [None, *range(1, STEPS + 1), "done"]
 class Stage:
     """A server, and a caller of the hub before it."""
 
-    server: Working
+    server: ProgressServer
     caller: Caller
     other: Caller
     hub: Hub
@@ -142,7 +142,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(folder: Path) -> AsyncIterator[Stage]:
-    async with Working() as server, hub_of(folder, {"s": server.entry}) as hub, listening(hub) as port:
+    async with ProgressServer() as server, hub_of(folder, {"s": server.entry}) as hub, listening(hub) as port:
         await hub.ready("s")
         callers = [Caller(f"http://127.0.0.1:{port}/mcp") for _ in range(2)]
         for caller in callers:
@@ -161,69 +161,69 @@ async def test_a_caller_cut_off_after_any_event_gets_the_rest_and_the_call_ran_o
     tmp_path: Path, accept: str, cut: int, ends: str
 ) -> None:
     async with staged(tmp_path) as stage:
-        async with stage.caller.calling(accept) as told:
-            heard = await some(told, 1)
+        async with stage.caller.calling(accept) as received:
+            response = await some(received, 1)
             stage.server.may_work.set()
             if cut == STEPS + 2:
                 stage.server.may_end.set()
-            heard += await some(told, cut - 1)
+            response += await some(received, cut - 1)
         if ends == "before it returns":
             stage.server.may_end.set()
             await eventually(lambda: stage.hub.running() == 0, "the call has ended")
-        async with stage.caller.back(heard[-1].id) as told:
+        async with stage.caller.back(response[-1].id) as received:
             stage.server.may_end.set()
-            heard += await rest(told)
-        assert words(heard) == WHOLE
+            response += await rest(received)
+        assert words(response) == WHOLE
         assert stage.server.count("tools/call") == 1
         assert stage.server.count("notifications/cancelled") == 0
 
 
 async def test_a_caller_that_disconnects_after_every_event_receives_each_once(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
-        async with stage.caller.calling(STREAMS_FIRST) as told:
-            heard = await some(told, 1)
+        async with stage.caller.calling(STREAMS_FIRST) as received:
+            response = await some(received, 1)
         stage.server.may_work.set()
         stage.server.may_end.set()
-        while heard[-1].word != "done":
-            async with stage.caller.back(heard[-1].id) as told:
-                heard += await some(told, 1)
-        assert words(heard) == WHOLE
+        while response[-1].word != "done":
+            async with stage.caller.back(response[-1].id) as received:
+                response += await some(received, 1)
+        assert words(response) == WHOLE
         assert stage.server.count("tools/call") == 1
 
 
 async def test_a_question_that_was_asked_while_the_caller_was_away_waits_for_it(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
-        async with stage.caller.calling(STREAMS_FIRST, asks=True) as told:
-            heard = await some(told, 1)
+        async with stage.caller.calling(STREAMS_FIRST, asks=True) as received:
+            response = await some(received, 1)
         stage.server.may_work.set()
         stage.server.may_end.set()
-        async with stage.caller.back(heard[-1].id) as told:
-            heard += await some(told, STEPS + 1)
+        async with stage.caller.back(response[-1].id) as received:
+            response += await some(received, STEPS + 1)
             answer = {"action": "accept", "content": {"name": "me"}}
-            assert await stage.caller.say({"id": json.loads(heard[-1].data)["id"], "result": answer}) == 202
-            heard += await rest(told)
-        assert words(heard) == [*WHOLE[:-1], "elicitation/create", "done"]
+            assert await stage.caller.say({"id": json.loads(response[-1].data)["id"], "result": answer}) == 202
+            response += await rest(received)
+        assert words(response) == [*WHOLE[:-1], "elicitation/create", "done"]
         assert stage.server.answered_with == answer
 
 
 async def test_a_caller_cannot_resume_the_stream_of_another_session(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage, stage.caller.calling(STREAMS_FIRST) as told:
-        (first,) = await some(told, 1)
+    async with staged(tmp_path) as stage, stage.caller.calling(STREAMS_FIRST) as received:
+        (first,) = await some(received, 1)
         assert await stage.other.status_of_return(first.id) == 400
         assert await stage.caller.status_of_return("made-up.1") == 400
         stage.server.may_work.set()
         stage.server.may_end.set()
-        assert words([first, *await rest(told)]) == WHOLE
+        assert words([first, *await rest(received)]) == WHOLE
 
 
 async def test_many_calls_cut_off_together_each_find_their_own_answer(tmp_path: Path) -> None:
     async def run(stage: Stage) -> list[Any]:
-        async with stage.caller.calling(STREAMS_FIRST) as told:
-            heard = await some(told, 1)
+        async with stage.caller.calling(STREAMS_FIRST) as received:
+            response = await some(received, 1)
         stage.server.may_work.set()
         stage.server.may_end.set()
-        async with stage.caller.back(heard[-1].id) as told:
-            return words(heard + await rest(told))
+        async with stage.caller.back(response[-1].id) as received:
+            return words(response + await rest(received))
 
     async with staged(tmp_path) as stage:
         assert await asyncio.gather(*(run(stage) for _ in range(32))) == [WHOLE] * 32

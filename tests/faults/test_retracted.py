@@ -1,4 +1,4 @@
-"""A question that its server takes back, or that ends with its call, is taken back from whoever was asked."""
+"""A question that its server retracts, or that ends with its call, is retracted at the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
 
-from tests.faults.curious import CAN, SECONDS, Asked, Line, text_of
+from tests.faults.eliciting_servers import CAN, SECONDS, AnsweringCaller, Line, text_of
 from tests.fork_server import quick_isthmus
 from tests.hubs import HubProcess, environment, serving, stdio, write_config
 from tests.peers.launch import listening_peer
@@ -40,7 +40,7 @@ by_every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
 
 
 async def server_of(stack: AsyncExitStack, carrier: str) -> dict[str, Any]:
-    """The server, as a hub is told of it."""
+    """The server's entry in the configuration."""
     if carrier == "stdio":
         return stdio(DOUBTING, era="legacy")
     transport = "websocket" if carrier == "websocket" else "http"
@@ -65,14 +65,14 @@ class Speaker(Protocol):
     async def say(self, message: dict[str, Any]) -> None:
         """Say something beside the call."""
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         """The next message."""
 
 
 class OverHttp:
     """Over Streamable HTTP: the call has a stream of its own."""
 
-    def __init__(self, person: Asked, lines: tuple[Line, Line]) -> None:
+    def __init__(self, person: AnsweringCaller, lines: tuple[Line, Line]) -> None:
         self._person = person
         self._lines = lines
 
@@ -84,7 +84,7 @@ class OverHttp:
         self._lines[1].write("/mcp", self._person.session, message)
         assert (await self._lines[1].head())[":status"] == "202"
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         return await self._lines[0].event()
 
 
@@ -102,7 +102,7 @@ class OverSse:
         self._lines[1].write(self._address, BEARER, message)
         assert (await self._lines[1].head())[":status"] == "202"
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         return await self._lines[0].event()
 
 
@@ -121,7 +121,7 @@ class OverStdio:
         self._out.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         await self._out.drain()
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         return json.loads(await self._in.readline())
 
 
@@ -140,7 +140,7 @@ async def speaker_at(frontend: str, scene: Scene) -> AsyncIterator[Speaker]:
             await lines[0].head()
             yield await greeted(OverSse(lines, await lines[0].endpoint()))
         else:
-            person = Asked(scene.hub.port, "ann", KEY, "legacy")
+            person = AnsweringCaller(scene.hub.port, "ann", KEY, "legacy")
             await person.enter()
             yield OverHttp(person, lines)
     finally:
@@ -164,7 +164,7 @@ async def process_of(words: list[str]) -> AsyncIterator[asyncio.subprocess.Proce
 async def greeted(speaker: Speaker) -> Speaker:
     await speaker.say({"id": 0, "method": "initialize", "params": HELLO})
     async with asyncio.timeout(SECONDS):
-        assert (await speaker.hear())["id"] == 0
+        assert (await speaker.receive())["id"] == 0
     await speaker.say({"method": "notifications/initialized"})
     return speaker
 
@@ -183,7 +183,7 @@ class House:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A server that doubts, a hub, and a folder in which the server is told to go on."""
+    """A server that doubts, a hub, and a folder for signals to the server."""
 
     folder: Path
     hub: HubProcess
@@ -199,7 +199,7 @@ class Scene:
         """How it is called."""
         return {"name": self.tool, "arguments": {"nonce": "n", "folder": str(self.folder), **more}}
 
-    def tell(self, word: str) -> None:
+    def signal(self, word: str) -> None:
         """Have the server go on."""
         (self.folder / word).touch()
 
@@ -231,14 +231,14 @@ async def test_a_question_that_the_server_takes_back_is_taken_back_from_the_call
     for frontend in FRONTENDS:
         async with met_at(frontend, everybody) as (scene, speaker):
             await speaker.call(scene.params())
-            question = await speaker.hear()
+            question = await speaker.receive()
             assert (question["method"], question["params"]["message"]) == ("elicitation/create", "n")
-            scene.tell("back")
-            told = await speaker.hear()
-            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            scene.signal("back")
+            response = await speaker.receive()
+            assert (response["method"], response["params"]["requestId"]) == ("notifications/cancelled", question["id"])
             await speaker.say({"id": question["id"], "result": {"action": "decline"}})
-            scene.tell("end")
-            assert text_of(await speaker.hear()) == "n went on after 0 answers"
+            scene.signal("end")
+            assert text_of(await speaker.receive()) == "n went on after 0 answers"
 
 
 async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_caller(tmp_path: Path, house: House) -> None:
@@ -246,11 +246,11 @@ async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_calle
     for frontend in FRONTENDS:
         async with met_at(frontend, everybody) as (scene, speaker):
             await speaker.call(scene.params(leave=True))
-            question = await speaker.hear()
-            scene.tell("end")
-            told = await speaker.hear()
-            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
-            assert text_of(await speaker.hear()) == "n went on after 0 answers"
+            question = await speaker.receive()
+            scene.signal("end")
+            response = await speaker.receive()
+            assert (response["method"], response["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            assert text_of(await speaker.receive()) == "n went on after 0 answers"
 
 
 async def test_a_call_that_the_caller_takes_back_takes_its_question_along(tmp_path: Path, house: House) -> None:
@@ -258,10 +258,10 @@ async def test_a_call_that_the_caller_takes_back_takes_its_question_along(tmp_pa
     for frontend in FRONTENDS:
         async with met_at(frontend, everybody) as (scene, speaker):
             await speaker.call(scene.params())
-            question = await speaker.hear()
+            question = await speaker.receive()
             await speaker.say({"method": "notifications/cancelled", "params": {"requestId": 1}})
-            told, answer = await speaker.hear(), await speaker.hear()
-            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            received, answer = await speaker.receive(), await speaker.receive()
+            assert (received["method"], received["params"]["requestId"]) == ("notifications/cancelled", question["id"])
             assert answer["error"]["data"]["reason"] == "cancelled"
 
 
@@ -273,19 +273,19 @@ async def test_a_caller_that_resumes_after_a_retraction_gets_no_question_but_the
     tmp_path: Path, house: House, carrier: str
 ) -> None:
     scene = house.scene(carrier, tmp_path)
-    person, line = Asked(scene.hub.port, "ann", KEY, "modern"), await Line.open(scene.hub.port)
+    person, line = AnsweringCaller(scene.hub.port, "ann", KEY, "modern"), await Line.open(scene.hub.port)
     words = scene.params()["arguments"]
-    told = await person.once(line, scene.tool, "n", arguments=words)
-    scene.tell("back")
+    response = await person.once(line, scene.tool, "n", arguments=words)
+    scene.signal("back")
     async with asyncio.timeout(SECONDS):
-        while "inputRequests" in told["result"]:  # until the hub has read that the question is taken back
-            state = told["result"]["requestState"]
+        while "inputRequests" in response["result"]:  # until the hub has read that the question is taken back
+            state = response["result"]["requestState"]
             again = asyncio.ensure_future(person.once(line, scene.tool, "n", arguments=words, requestState=state))
             await asyncio.wait({again}, timeout=WAITS_SECONDS)
             if not again.done():  # it is not asked again, and so waits for the call to end
-                scene.tell("end")
-            told = await again
-    assert text_of(told) == "n went on after 0 answers"
+                scene.signal("end")
+            response = await again
+    assert text_of(response) == "n went on after 0 answers"
     line.close()
 
 
@@ -306,9 +306,9 @@ async def test_an_official_client_lets_a_question_be_that_is_taken_back(tmp_path
         async with Client(carried, mode="legacy", elicitation_callback=think) as client, asyncio.TaskGroup() as group:
             call = group.create_task(client.call_tool(scene.tool, scene.params()["arguments"]))
             await asked.wait()
-            scene.tell("back")
+            scene.signal("back")
             await spared.wait()
-            scene.tell("end")
+            scene.signal("end")
     (content,) = call.result().content
-    # A client that is told so may answer all the same, and the hub keeps that to itself.
+    # A client may answer a retracted question all the same, and the hub drops the answer.
     assert getattr(content, "text", None) == "n went on after 0 answers"

@@ -71,8 +71,8 @@ class Scripter:
 
     async def send(self, name: str, code: str) -> str:
         message = {"messageId": name, "role": "ROLE_USER", "parts": [{"data": {"code": code}}]}
-        told = await self.ask("SendMessage", {"message": message, "configuration": {"returnImmediately": True}})
-        task: str = told["task"]["id"]
+        response = await self.ask("SendMessage", {"message": message, "configuration": {"returnImmediately": True}})
+        task: str = response["task"]["id"]
         return task
 
     async def ended(self, task: str) -> bool:
@@ -123,12 +123,12 @@ async def test_scripts_of_a_killed_hub_continue_and_repeat_no_call(
         for name, task in tasks.items():
             found = result_of(await scripter.get(task))
             assert len(found) == EACH, (name, found)
-            for nonce, told in found.items():
-                if told == "paid":
+            for nonce, received in found.items():
+                if received == "paid":
                     assert ran[nonce] == 1
                 else:
                     unknown += 1
-                    assert "executed: unknown" in told, told
+                    assert "executed: unknown" in received, received
     print(f"{KILLS} kills, {len(tasks)} scripts, {len(ran)} calls ran, 0 repeated, {unknown} with an unknown outcome")
 
 

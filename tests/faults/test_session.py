@@ -22,12 +22,12 @@ async def test_fifty_calls_that_meet_a_forgotten_session_run_exactly_once(
     async with serving(tmp_path, {"raw": {"url": peer.url}}) as hub, Caller(hub.port) as caller:
         await eventually(lambda: is_listed(caller, "raw.pay"), "the server is there", within=20.0)
         await peer.control("session_expire:1")
-        assert (await pay(caller, "raw.pay", "the last of its session")).told == "ok"
+        assert (await pay(caller, "raw.pay", "the last of its session")).reported == "ok"
         await peer.control("echo")
 
         records = await asyncio.gather(*(pay(caller, "raw.pay", f"n{at}") for at in range(CALLS)))
 
-        assert {record.told for record in records} == {"ok"}
+        assert {record.reported for record in records} == {"ok"}
         ran = ledger.ran()
         assert {nonce: ran[nonce] for nonce in ran if nonce.startswith("n")} == {f"n{at}": 1 for at in range(CALLS)}
 
@@ -42,18 +42,18 @@ async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
         records: list[Record] = []
 
         async def is_turned_away() -> bool:
-            # Calls of which the hub hears one by one each meet a new session: then it takes another burst.
+            # Calls that reach the hub one by one each get a new session: then it takes another burst.
             burst = len(records) // CALLS
             records.extend(await asyncio.gather(*(pay(caller, "raw.pay", f"{burst}-{at}") for at in range(CALLS))))
-            return burst >= 3 and any(record.told == "no" for record in records)
+            return burst >= 3 and any(record.reported == "no" for record in records)
 
-        await eventually(is_turned_away, "somebody is turned away twice", within=60.0)
-        told = [record.told for record in records]
-        # Who was turned away twice is told so, and by the status it is certain that nothing ran.
-        assert set(told) == {"ok", "no"}
-        assert told.count("ok") >= 4 * 10, hub.said
+        await eventually(is_turned_away, "a call is rejected twice", within=60.0)
+        received = [record.reported for record in records]
+        # A call rejected twice fails, and its status proves that nothing ran.
+        assert set(received) == {"ok", "no"}
+        assert received.count("ok") >= 4 * 10, hub.said
         assert judge(records, ledger.ran()) == []
-        assert (await pay(caller, "raw.pay", "after")).told == "ok"
+        assert (await pay(caller, "raw.pay", "after")).reported == "ok"
 
 
 async def test_changes_arrive_in_the_new_session_too(tmp_path: Path, spawn: Spawn) -> None:
@@ -65,17 +65,17 @@ async def test_changes_arrive_in_the_new_session_too(tmp_path: Path, spawn: Spaw
     ):
         await eventually(lambda: is_listed(caller, "raw.echo"), "the server is there", within=20.0)
         await peer.control("session_expire:1")
-        assert (await caller.call("raw.echo", {"text": "the last of its session"})).told == "ok"
+        assert (await caller.call("raw.echo", {"text": "the last of its session"})).reported == "ok"
         await peer.control("echo")
         before = wire.connections
         wire.reset_all()
-        # The hub opens the stream of changes anew, in a session that is no more, and is turned away.
+        # The hub opens the stream of changes anew, in a session that has ended, and is rejected.
         await eventually(lambda: wire.connections > before, "the stream is asked for again")
-        assert (await caller.call("raw.echo", {"text": "in a new session"})).told == "ok"
+        assert (await caller.call("raw.echo", {"text": "in a new session"})).reported == "ok"
 
         # The first may be found by the look around that a new session begins with; of the second one must hear.
         for name in ("first", "second"):
-            assert (await caller.call("raw.grow", {"name": name})).told == "ok"
+            assert (await caller.call("raw.grow", {"name": name})).reported == "ok"
             await eventually(lambda: is_listed(caller, f"raw.{name}"), f"{name} is listed")  # noqa: B023
 
 

@@ -1,4 +1,4 @@
-"""A thousand sessions, opened and dropped: descriptors and memory are what they were before."""
+"""A thousand sessions, opened and dropped: descriptors and memory return to their former level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM: what runs comes to its end, streams are ended, nothing is left; a second one does not wait."""
+"""SIGTERM: running calls finish, streams end, nothing is left; a second signal ends the hub at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def servers(ledger: Ledger, spawn: Spawn) -> dict[str, Any]:
 
 
 async def start_calls(caller: Caller, names: list[str], tail: Tail, mode: str) -> list[asyncio.Task[Answer]]:
-    """Calls of which the servers have all begun."""
+    """Calls that have all begun at their servers."""
     for name in names:
         await eventually(lambda: is_up(caller, name), f"{name} is there", within=20.0)  # noqa: B023
     calls = [asyncio.ensure_future(caller.call(f"{name}.pay", {"nonce": name, "mode": mode})) for name in names]
@@ -35,7 +35,7 @@ async def start_calls(caller: Caller, names: list[str], tail: Tail, mode: str) -
 
 
 async def is_up(caller: Caller, name: str) -> bool:
-    return (await caller.call(f"{name}.echo", {"text": "?"})).told == "ok"
+    return (await caller.call(f"{name}.echo", {"text": "?"})).reported == "ok"
 
 
 def listen_bytes(caller: Caller) -> bytes:
@@ -124,7 +124,7 @@ async def test_a_second_signal_ends_the_hub_in_the_middle_of_its_calls(
         await end_of(hub)
         assert hub.process.returncode == 0
         ends = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(end, Broken) or (isinstance(end, Answer) and end.told == "unknown") for end in ends)
+        assert all(isinstance(end, Broken) or (isinstance(end, Answer) and end.reported == "unknown") for end in ends)
         assert not [pid for pid in children if is_alive(pid)]
 
 

@@ -71,7 +71,7 @@ async def test_readers_of_large_results_that_stop_are_cut(tmp_path: Path, spawn:
 
 
 async def echoes(caller: Caller, server: str) -> bool:
-    return (await caller.call(f"{server}.echo", {"text": "mine"})).told == "ok"
+    return (await caller.call(f"{server}.echo", {"text": "mine"})).reported == "ok"
 
 
 async def test_devices_that_do_not_read_are_cut_with_the_reason(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_devices_that_do_not_read_are_cut_with_the_reason(tmp_path: Path) 
         clock = asyncio.get_running_loop().time
         deaf = []
         for number in range(READERS):
-            # Its library reads one frame and then waits for somebody who takes it.
+            # Its library reads one frame and then waits for its reader.
             device = await connect(
                 agent_call_url(hub.port, "lamp"), proxy=None, max_queue=1, ping_interval=None,
                 sock=deaf_socket(hub.port), compression=None, close_timeout=0.1,

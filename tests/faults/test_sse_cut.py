@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(300 if STEP >= 16 else 3600)
 
 
 class Wire:
-    """A link through a proxy, made anew whenever it is lost, and what its callers were told."""
+    """A link through a proxy, made anew whenever it is lost, and the outcomes of its calls."""
 
     def __init__(self, make: Callable[[], BaseLink]) -> None:
         self._make = make
@@ -78,7 +78,7 @@ class Wire:
         """Call until it is answered: the wire is whole, so it must come to that."""
 
         async def is_answered() -> bool:
-            return (await self.pay(await self.connected())).told == "ok"
+            return (await self.pay(await self.connected())).reported == "ok"
 
         await eventually(is_answered, "the link recovers")
 
@@ -125,10 +125,10 @@ async def test_a_cut_link_is_reported_truthfully(spawn: Spawn, ledger: Ledger, k
         for way in ways:
             await sweep(wire, proxy, way, ending)
         assert judge(wire.history, ledger.ran()) == []
-        told = [record.told for record in wire.history]
-        note_cuts(f"{kind}, {ending}", dict(Counter(told)))
-        assert told.count("ok") > 20
-        assert told.count("unknown") > 10
+        received = [record.reported for record in wire.history]
+        note_cuts(f"{kind}, {ending}", dict(Counter(received)))
+        assert received.count("ok") > 20
+        assert received.count("unknown") > 10
         assert proxy.cuts > 20
 
         await wire.pay_well()
@@ -136,7 +136,7 @@ async def test_a_cut_link_is_reported_truthfully(spawn: Spawn, ledger: Ledger, k
         proxy.refuse()
         async with asyncio.timeout(10):
             await scene.link.lost
-        assert (await wire.pay(scene)).told == "no"
+        assert (await wire.pay(scene)).reported == "no"
         assert judge(wire.history, ledger.ran()) == []
         await proxy.clear()
 

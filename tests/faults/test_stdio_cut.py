@@ -1,4 +1,4 @@
-"""The stdio wrapper: it passes bytes unchanged, and cuts exactly where it was told."""
+"""The stdio wrapper passes bytes unchanged, and cuts exactly where configured."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.ears import TOOLS_CHANGED, EventListener, listening
+from tests.faults.event_listener import TOOLS_CHANGED, EventListener, listening
 from tests.faults.storm_server import URI
 from tests.faults.watching import IS_SOAK, resident_bytes
 from tests.hubs import HubProcess, Raw, serving, stdio
@@ -23,13 +23,13 @@ LATE_SECONDS = 10.0
 """When a neighbour's news count as lost on a busy machine; on an idle one they take milliseconds."""
 PAUSE_SECONDS = 0.05
 """Between two looks at the neighbour: without it, most of what the machine does would be looking."""
-TOLD_MAX = COUNT // 100
+RECEIVED_MAX = COUNT // 100
 """Of a storm, a caller that reads is told its share of what it lasts, not its events."""
 
 
 async def touched(hub: HubProcess, server: str, ear: EventListener) -> float:
-    """How long it takes until it is heard that this server told something."""
-    past = ear.told.count(URI)
+    """Seconds until an update of this server is received."""
+    past = ear.received.count(URI)
     began = asyncio.get_running_loop().time()
     async with Raw(hub.url_of(server)) as caller:
         answer: dict[str, Any] = await caller.call("touch")
@@ -58,14 +58,14 @@ async def test_a_storm_of_events_of_one_server_costs_no_memory_and_delays_no_cal
             ended = await raging
             # What came last must be heard, however much was left out before it.
             await touched(hub, "bad", flooded)
-    changes = flooded.told.count(TOOLS_CHANGED)
+    changes = flooded.received.count(TOOLS_CHANGED)
     print(f"{kind}: {len(lates)} touches, latest {max(lates):.3f} s, {(peak - before) >> 20} MiB more,", end=" ")
-    print(f"{flooded.told.count(URI)} updates and {changes} changes told")
+    print(f"{flooded.received.count(URI)} updates and {changes} changes received")
     assert ended["result"]["content"][0]["text"] == f"told {COUNT} times"
     assert max(lates) < LATE_SECONDS
     assert peak - before < GROWTH_BYTES
-    assert len(flooded.told) < TOLD_MAX
-    assert (flooded.told.count(URI) > 1) if kind == "updated" else (changes > 0)
+    assert len(flooded.received) < RECEIVED_MAX
+    assert (flooded.received.count(URI) > 1) if kind == "updated" else (changes > 0)
 
 
 def _storm(kind: str) -> dict[str, Any]:

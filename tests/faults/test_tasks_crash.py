@@ -1,4 +1,4 @@
-"""The hub is killed under load: what it acknowledged is found again, all of it has ended, and nothing ran twice."""
+"""The hub is killed under load: acknowledged tasks are found and have ended, and nothing ran twice."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def killed(config: Path) -> AsyncIterator[HubProcess]:
 
 
 class Load:
-    """Callers that send one message after another, and remember which task each was told of."""
+    """Callers that send one message after another, and remember the acknowledged tasks."""
 
     def __init__(self, hub: HubProcess, number: int) -> None:
         self._client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED)
         self._round = number
         self._number = 0
         self.acknowledged: dict[str, str] = {}
-        """The nonce of each task that somebody was told of."""
+        """The nonce of each acknowledged task."""
         self.unanswered: list[dict[str, Any]] = []
         """What was sent and is not answered."""
 
@@ -76,7 +76,7 @@ class Load:
         with suppress(httpx2.HTTPError):
             while True:
                 self._number += 1
-                params = said(f"{self._round}-{self._number}", "hold" if self._number % 7 == 0 else "pay")
+                params = task_message(f"{self._round}-{self._number}", "hold" if self._number % 7 == 0 else "pay")
                 self.unanswered.append(params)
                 await self.send(params)
                 self.unanswered.remove(params)
@@ -86,9 +86,9 @@ class Load:
         nonce = params["message"]["messageId"]
         # Half of them trust in their messages' ids alone.
         headers = {"idempotency-key": nonce} if int(nonce.partition("-")[2]) % 2 else {}
-        told = await self.ask("SendMessage", params, headers)
-        self.acknowledged[told["task"]["id"]] = nonce
-        return told["task"]
+        response = await self.ask("SendMessage", params, headers)
+        self.acknowledged[response["task"]["id"]] = nonce
+        return response["task"]
 
     async def ask(self, method: str, params: Any, headers: dict[str, str] | None = None) -> Any:
         """The result of a request."""
@@ -98,7 +98,7 @@ class Load:
         return answer["result"]
 
 
-def said(nonce: str, tool: str) -> dict[str, Any]:
+def task_message(nonce: str, tool: str) -> dict[str, Any]:
     """A message that has a tool run; every third waits for the end, and what never ends is not waited for."""
     data = {"target_mcp_server_id": "quick", "tool_name": tool, "arguments": {"nonce": nonce}}
     waits = tool == "pay" and int(nonce.partition("-")[2]) % 3 == 0
@@ -136,7 +136,7 @@ async def kill_under_load(
             assert slowest < ENDED_SECONDS
             # The next hub knows what the killed one acknowledged, and the last one all that any did.
             history = await outcomes(load, latest if number < kills else acknowledged)
-            # Those who were not answered ask again: they are told what came of the first.
+            # Unanswered callers repeat their message: they get the outcome of the first.
             for params in unanswered:
                 await load.send(params)
             if number < kills:

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Ledger
 from tests.databases import Database, replicated, running
 from tests.faults import quick_server
-from tests.faults.test_tasks_crash import CALLERS, ENDED, SECONDS, Load, kill_under_load, said
+from tests.faults.test_tasks_crash import CALLERS, ENDED, SECONDS, Load, kill_under_load, task_message
 from tests.faults.watching import IS_SOAK, eventually, times
 from tests.hubs import HubProcess, serving, stdio, write_config
 
@@ -71,11 +71,11 @@ class Patient(Load):
         return self
 
     async def run(self) -> None:
-        """Go on until told to stop."""
+        """Continue until stopped."""
         while not self.is_done:
             self._number += 1
             with suppress(Refused):
-                await self.send(said(f"1-{self._number}", "pay"))
+                await self.send(task_message(f"1-{self._number}", "pay"))
 
     async def ask(self, method: str, params: Any, headers: dict[str, str] | None = None) -> Any:
         """The result of a request; that it could not be kept is the only thing that may be wrong with it."""
@@ -126,22 +126,22 @@ async def ends(load: Load, task: str, nonce: str) -> None:
     assert found["artifacts"][0]["parts"][0]["data"]["mcp_result"]["content"] == [{"type": "text", "text": nonce}]
 
 
-async def test_a_hub_whose_database_stays_away_says_so_and_serves_what_needs_none(
+async def test_a_hub_without_its_database_reports_that_and_serves_requests_that_need_no_database(
     no_leftovers: None, tmp_path: Path, database: Database, ledger: Ledger
 ) -> None:
     async with serving(tmp_path, **tables(database, ledger)) as hub, Patient(hub) as load, asyncio.timeout(SECONDS):
-        task, keyless = await load.send(said("1-3", "pay")), await load.send(said("1-6", "pay"))
+        task, keyless = await load.send(task_message("1-3", "pay")), await load.send(task_message("1-6", "pay"))
         database.stop()
-        assert await load.send(said("1-6", "pay")) == keyless
+        assert await load.send(task_message("1-6", "pay")) == keyless
         assert ledger.ran()["1-6"] == 1
-        told = await asyncio.gather(
-            load.send(said("1-4", "pay")),
-            load.send(said("1-5", "pay")),  # under a key, which is looked up first
+        results = await asyncio.gather(
+            load.send(task_message("1-4", "pay")),
+            load.send(task_message("1-5", "pay")),  # under a key, which is looked up first
             load.ask("GetTask", {"id": "unknown"}),
             load.ask("ListTasks", {}),
             return_exceptions=True,
         )
-        assert [type(each) for each in told] == [Refused] * 4
+        assert [type(each) for each in results] == [Refused] * 4
         assert (await load.ask("GetTask", {"id": task["id"]}))["status"]["state"] in ENDED
         assert (await load._client.get("/livez")).status_code == 200
         database.start()

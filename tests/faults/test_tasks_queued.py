@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Ledger
 from tests.databases import running
 from tests.faults import quick_server
-from tests.faults.test_tasks_crash import SECONDS, Load, killed, said
+from tests.faults.test_tasks_crash import SECONDS, Load, killed, task_message
 from tests.hubs import stdio, write_config
 
 QUEUED = 30
@@ -33,10 +33,10 @@ async def states(load: Load) -> dict[str, str]:
 
 
 async def executed(load: Load, task: str) -> str:
-    """What the caller of a task that failed is told."""
+    """The `executed` that the caller of a failed task gets."""
     found = await load.ask("GetTask", {"id": task})
-    told: str = found["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
-    return told
+    received: str = found["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
+    return received
 
 
 @pytest.mark.parametrize("storage", ["a file", "a database"])
@@ -70,12 +70,12 @@ async def check_queued_tasks_run(config: Path, ledger: Ledger) -> None:
 
 async def hold_every_slot(load: Load) -> None:
     for number in range(1, 1 + HELD):
-        await load.send(said(f"1-{number}", "hold"))
+        await load.send(task_message(f"1-{number}", "hold"))
 
 
 def quick(nonce: str) -> dict[str, Any]:
     """A message that is answered at once, and whose tool ends as soon as it is called."""
-    return {**said(nonce, "pay"), "configuration": {"returnImmediately": True}}
+    return {**task_message(nonce, "pay"), "configuration": {"returnImmediately": True}}
 
 
 async def test_a_queued_task_that_is_cancelled_did_not_run(tmp_path: Path, ledger: Ledger, no_leftovers: None) -> None:

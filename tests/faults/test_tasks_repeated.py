@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import Ledger
 from tests.databases import running
 from tests.faults import quick_server
-from tests.faults.test_tasks_crash import SECONDS, Load, killed, said
+from tests.faults.test_tasks_crash import SECONDS, Load, killed, task_message
 from tests.hubs import HubProcess, stdio, write_config
 
 
@@ -46,7 +46,7 @@ async def test_a_message_has_the_same_answer_after_a_kill_and_after_an_orderly_r
 
 
 async def check_each_hub_answers_the_same(config: Path, ledger: Ledger) -> None:
-    params, tasks = said("1-6", "pay"), []
+    params, tasks = task_message("1-6", "pay"), []
     for hubs in (killed, stopped, stopped, killed):
         async with hubs(config) as hub, Load(hub, 1) as load, asyncio.timeout(SECONDS):
             tasks.append(await load.send(params))
@@ -58,10 +58,10 @@ async def check_each_hub_answers_the_same(config: Path, ledger: Ledger) -> None:
 async def test_an_answer_that_was_written_and_lost_on_its_way_is_given_again(
     tmp_path: Path, ledger: Ledger, no_leftovers: None
 ) -> None:
-    """The client reads nothing: what the hub wrote, the kernel has, and nobody gets."""
+    """The client reads nothing: the kernel holds the hub's bytes, and nobody gets them."""
     async with killed(configured(tmp_path, ledger)) as hub, Load(hub, 1) as load, asyncio.timeout(SECONDS):
         for number in range(6, 66, 6):
-            params = said(f"1-{number}", "pay")
+            params = task_message(f"1-{number}", "pay")
             await send_and_leave(hub, params)
             assert (await load.send(params))["status"]["state"] == "TASK_STATE_COMPLETED"
         assert set(ledger.ran().values()) == {1}
@@ -81,7 +81,7 @@ async def test_the_same_id_with_other_content_is_another_message(
     tmp_path: Path, ledger: Ledger, no_leftovers: None
 ) -> None:
     async with killed(configured(tmp_path, ledger)) as hub, Load(hub, 1) as load, asyncio.timeout(SECONDS):
-        first, other = said("1-6", "pay"), said("1-12", "pay")
+        first, other = task_message("1-6", "pay"), task_message("1-12", "pay")
         other["message"]["messageId"] = "1-6"
         tasks = [await load.send(params) for params in (first, other, first, other)]
         assert tasks[2:] == tasks[:2]

@@ -1,4 +1,4 @@
-"""Looking at the hub's process from outside: its memory, descriptors and children, and waiting for what one sees."""
+"""Watching a process from outside: its memory, descriptors and children, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def note(**figures: object) -> None:
 
 
 async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within: float = 20.0) -> float:
-    """Look until it holds and return how long that took; only for what nobody can announce.
+    """Look until it holds and return how long that took; only for conditions without a notification.
 
     Raises:
         AssertionError: it did not come to hold in time.
@@ -80,9 +80,9 @@ class Tail:
         self.ran: set[str] = set()
         """Nonces that ran."""
         self.cancelled: set[str] = set()
-        """Nonces whose server was told to stop."""
+        """Nonces of calls that were cancelled at the server."""
         self.cancelled_at: dict[str, float] = {}
-        """When it was told, by the monotonic clock that all processes of a machine share."""
+        """When they were cancelled, by the monotonic clock that all processes of a machine share."""
 
     def look(self) -> Tail:
         """Read what is new."""
@@ -125,7 +125,7 @@ def open_descriptors(pid: int) -> int:
 
 
 def watches_files(pid: int) -> bool:
-    """Whether a process has asked to be told of changes of files; a hub does so once it is open."""
+    """Whether a process watches files with inotify; a hub does so once it is open."""
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
             if "inotify" in os.readlink(descriptor):

@@ -1,4 +1,4 @@
-"""`make firsthour`: five people meet the hub in a clean clone, each with a clean home, and type what the pages say.
+"""`make firsthour`: five people use the hub in a clean clone, each with a clean home, and follow the pages.
 
 Their clients are real: npm's inspector, the official MCP client, FastMCP's client, a2a-sdk, agent frameworks and a
 device. Every command is printed with its seconds. The SDKs come from the environments that `make test` makes; the hub

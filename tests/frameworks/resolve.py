@@ -113,7 +113,7 @@ def module_of(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PipEnvironments:
-    """Environments in a folder, each of which lasts as long as it is looked at."""
+    """Environments in a folder; each lasts for one check."""
 
     folder: Path
     wheel: Path
@@ -220,8 +220,8 @@ def verdict(rows: Sequence[Row]) -> int:
     print(table(rows))
     older = [row for row in rows if row.is_older]
     for row in older:
-        told = f"{row.name} {row.alone} becomes {row.beside} beside isthmus[{row.extra}]"
-        print(f"resolve: {told}; loosen what the hub depends on", file=sys.stderr)
+        received = f"{row.name} {row.alone} becomes {row.beside} beside isthmus[{row.extra}]"
+        print(f"resolve: {received}; loosen what the hub depends on", file=sys.stderr)
     return 1 if older else 0
 
 

@@ -1,4 +1,4 @@
-"""Run the files of `inside` by a pytest of the frameworks' environment, and read what became of each test.
+"""Run the files of `inside` by a pytest of the frameworks' environment, and read the outcome of each test.
 
 `conftest` and `test_inside` stand on this. The frameworks cannot share an environment with the other tests, which
 hold newer versions of what they need.

@@ -1,4 +1,4 @@
-"""What the check of the environments says of what was installed; pip itself is asked by `make resolve` alone."""
+"""The check of the environments reads installed versions right; `make resolve` alone runs pip itself."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_framework_that_is_older_beside_the_hub_is_found_out(capsys: pytest.Ca
     assert verdict(rows[1:]) == 0
 
 
-def test_what_cannot_be_installed_beside_the_hub_is_no_success() -> None:
+def test_a_failed_installation_beside_the_hub_is_no_success() -> None:
     with pytest.raises(EnvironmentFailed, match="two"):
         look_at(NAMED, Installed(one={"a": "2.10"}))
 
@@ -85,7 +85,7 @@ def test_an_extra_that_brings_no_framework_is_no_success() -> None:
         look_at(NAMED, Installed(one={"a": "2.10"}, two={"b": "1.0"}))
 
 
-def test_an_environment_says_what_is_installed_in_it_however_much_is_said_before() -> None:
+def test_installed_versions_are_read_after_other_output() -> None:
     said = resolve._run(sys.executable, "-I", "-c", f"print('hello', end='')\n{LOOK_INSIDE}", "pytest")
     versions = msgspec.json.decode(said.splitlines()[-1], type=dict[str, str])
     assert versions["pytest"] == pytest.__version__

@@ -1,4 +1,4 @@
-"""The harness says of a test outside what came of it inside."""
+"""The harness reports the outcome of a test inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed requests to the agent, generated from valid ones in every generation, and what must be answered to each.
+"""Malformed requests to the agent, generated from valid ones in every generation, with the expected answers.
 
 `VALID` has each method's members with what they must be, which is the specification written down a second time. From it
 `mutations` makes bodies with one member changed, and `code_of` says what then has to come back.

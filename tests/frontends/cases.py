@@ -1,4 +1,4 @@
-"""Malformed messages, generated from valid ones, and what must be answered to each.
+"""Malformed messages, generated from valid ones, with the expected answers.
 
 `mutations` changes one member at a time; `expected` is the rule of the protocol, written down a second time and in
 plain words, for what then has to happen. `TEXTS` are bodies that are no message at all.
@@ -121,12 +121,12 @@ def _member(key: str, value: bytes, change: Change) -> list[tuple[str, bytes]]:
 def expected(case: Case, carrier: Carrier) -> ExpectedReply | None:
     """The answer to a case; None on a carrier where none is given."""
     has_id = not case.method.startswith("notifications/")
-    told = _envelope(case, has_id=has_id)
-    if told is None:
-        told = _request(case, carrier) if has_id and case.path != ("id",) else None
-    if told is None:
+    received = _envelope(case, has_id=has_id)
+    if received is None:
+        received = _request(case, carrier) if has_id and case.path != ("id",) else None
+    if received is None:
         return _well(case, has_id=has_id, carrier=carrier)
-    return replace(told, status=0) if carrier == "stdio" else told
+    return replace(received, status=0) if carrier == "stdio" else received
 
 
 def _well(case: Case, *, has_id: bool, carrier: Carrier) -> ExpectedReply | None:

@@ -74,8 +74,8 @@ def confirmed(message: dict[str, Any]) -> None:
 
 def answer(id: Any, **more: Any) -> None:
     """Say which process this is, and how often it was called."""
-    told = {"pid": os.getpid(), "count": next(counter), **more}
-    say(id=id, result={"content": [{"type": "text", "text": json.dumps(told)}], "structuredContent": told})
+    received = {"pid": os.getpid(), "count": next(counter), **more}
+    say(id=id, result={"content": [{"type": "text", "text": json.dumps(received)}], "structuredContent": received})
 
 
 def say(**members: Any) -> None:

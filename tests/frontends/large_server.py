@@ -1,4 +1,4 @@
-"""An MCP server over its standard streams whose tools answer with as much as they are asked for.
+"""An MCP server over its standard streams with answers of any requested size.
 
 `text` has a text of that many bytes, `image` an image, and `rows` structured content that its output schema describes.
 """
@@ -81,7 +81,7 @@ def respond(request: _Request) -> dict[str, object]:
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer lines until the end of input."""
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=_Request)
         if request.id:

@@ -1,4 +1,4 @@
-"""A stdio server that answers nothing until its gate opens: a file that the test makes.
+"""A stdio server that answers nothing until its gate opens: a file that the test creates.
 
 The second argument is a JSON file with what it lists: `tools` by name with their descriptions, and `prompts`. If it
 says `"dies": true`, the server ends instead, with a word on standard error.
@@ -23,7 +23,7 @@ def entry(folder: Path, name: str = "late", **more: Any) -> dict[str, Any]:
 
 def main(gate: Path, lists: Path) -> None:
     """Serve an earlier caller, line by line."""
-    while not gate.exists():  # whoever made it open cannot tell this process
+    while not gate.exists():  # the test that opens it cannot notify this process
         time.sleep(LOOK_SECONDS)
     offered = json.loads(lists.read_text())
     if offered.get("dies"):

@@ -1,4 +1,4 @@
-"""A legacy server over stdio whose texts are unusual and legal; what arrives at a caller is compared with them."""
+"""A legacy server over stdio with unusual but legal texts, which tests compare with those at the caller."""
 
 from __future__ import annotations
 

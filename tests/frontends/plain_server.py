@@ -1,4 +1,4 @@
-"""A server over stdio of 2025-11-25 that has no tasks, and does slowly what it is asked.
+"""A server over stdio of 2025-11-25 without tasks, with slow tools.
 
 `hold` is answered when `release` is called, wherever that comes from: it is told by a file. `seen` says what was begun,
 given up and answered. Everything is one process's own, but for the files in the folder that it is started with.

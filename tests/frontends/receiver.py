@@ -1,4 +1,4 @@
-"""Somebody who is told of tasks: takes what is posted to it, and answers as the test wants."""
+"""A push receiver: it accepts posted task updates, and answers as the test configures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Receiver:
 
     @property
     def allowed(self) -> dict[str, Any]:
-        """The table of a configuration by which it may be told something."""
+        """The table of a configuration that allows pushes to it."""
         return {"allow": [f"http://127.0.0.1:{self.port}"]}
 
     def at(self, path: str) -> list[Posted]:

@@ -85,17 +85,17 @@ class Server:
             case "die":
                 os._exit(1)
             case "tell":
-                self.tell(arguments["taskId"], arguments["status"], meta.get("progressToken"))
+                self.set_status(arguments["taskId"], arguments["status"], meta.get("progressToken"))
             case what:
                 raise Refusal(-32602, f"do {what}?")
         return {"content": [], "structuredContent": {"meta": meta}}
 
-    def tell(self, id: str, status: str, token: Any) -> None:
-        """Say how a task stands from now on, and progress that relates to it."""
+    def set_status(self, id: str, status: str, token: Any) -> None:
+        """Set a task's status, and report progress that relates to it."""
         self.tasks[id] = status
 
-    def told(self) -> dict[str, Any]:
-        """What was asked about tasks so far."""
+    def seen_result(self) -> dict[str, Any]:
+        """The requests about tasks so far."""
         return {"content": [], "structuredContent": {"seen": self.seen}}
 
 
@@ -111,7 +111,7 @@ class LegacyServer(Server):
             case "tools/list":
                 return {"tools": [TOOL, SEEN, DO]}
             case "tools/call" if params["name"] == "seen":
-                return self.told()
+                return self.seen_result()
             case "tools/call" if params["name"] == "do":
                 return self.do(params["arguments"], params.get("_meta", {}))
             case "tools/call":
@@ -128,16 +128,16 @@ class LegacyServer(Server):
             case _:
                 raise Refusal(-32601, "no")
 
-    def tell(self, id: str, status: str, token: Any) -> None:
+    def set_status(self, id: str, status: str, token: Any) -> None:
         """See `Server`."""
-        super().tell(id, status, token)
+        super().set_status(id, status, token)
         say({"jsonrpc": "2.0", "method": STATUS, "params": self.state(id)})
         for name in {token, self.tokens[id]} - {None}:
             params = {"progressToken": name, "progress": 1, "_meta": {RELATED: {"taskId": id}}}
             say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
     def state(self, id: str) -> dict[str, Any]:
-        """A task as it is told."""
+        """A task as it is sent."""
         return {"taskId": id, "status": self.tasks[id], "ttl": 600_000, "pollInterval": 10, **TIMES}
 
     def result(self, id: str) -> dict[str, Any]:
@@ -145,12 +145,12 @@ class LegacyServer(Server):
         meta = {RELATED: {"taskId": id}}
         params = {"message": "go on?", "requestedSchema": FORM, "_meta": meta}
         say({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params})
-        answer = self.heard("q")
+        answer = self.answer_to("q")
         self.tasks[id] = "completed"
         return {**DONE, "structuredContent": {"heard": answer.get("result", "nothing")}, "_meta": meta}
 
-    def heard(self, id: str) -> dict[str, Any]:
-        """The answer to what was asked; whatever else comes meanwhile is taken as always."""
+    def answer_to(self, id: str) -> dict[str, Any]:
+        """Wait for the answer to a question; other messages are handled meanwhile."""
         for line in sys.stdin:
             message: dict[str, Any] = json.loads(line)
             if message.get("id") == id and "method" not in message:
@@ -174,11 +174,11 @@ class ModernServer(Server):
         if method == "tools/call" and params["name"] == "do":
             return typed(self.do(params["arguments"], params.get("_meta", {})))
         if method == "tools/call" and params["name"] == "seen":
-            return typed(self.told())
-        told = params["_meta"]["io.modelcontextprotocol/clientCapabilities"].get("extensions", {})
+            return typed(self.seen_result())
+        received = params["_meta"]["io.modelcontextprotocol/clientCapabilities"].get("extensions", {})
         if method == "tools/call":
-            return self.state(self.created(params), "task") if TASKS in told else typed(DONE)
-        if TASKS not in told:
+            return self.state(self.created(params), "task") if TASKS in received else typed(DONE)
+        if TASKS not in received:
             raise Refusal(-32021, "the extension is needed")
         return self.about(method, self.known(params))
 
@@ -196,10 +196,10 @@ class ModernServer(Server):
         return typed({})
 
     def state(self, id: str, kind: str) -> dict[str, Any]:
-        """A task as it is told."""
-        told = {"taskId": id, "status": self.tasks[id], "ttlMs": 600_000, "pollIntervalMs": 10, **TIMES}
+        """A task as it is sent."""
+        received = {"taskId": id, "status": self.tasks[id], "ttlMs": 600_000, "pollIntervalMs": 10, **TIMES}
         end = {"result": typed(DONE)} if self.tasks[id] == "completed" else {}
-        return {"resultType": kind, **told, **end}
+        return {"resultType": kind, **received, **end}
 
 
 def typed(result: dict[str, Any]) -> dict[str, Any]:

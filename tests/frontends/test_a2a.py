@@ -16,9 +16,9 @@ import pytest
 
 from tests.conftest import Ledger
 from tests.faults import quick_server
+from tests.faults.progress_server import ProgressServer
 from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events
 from tests.faults.watching import Tail, eventually, watches_files
-from tests.faults.working import Working
 from tests.fork_server import quick_isthmus
 from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, node_urls, serving, stdio, write_config
 from tests.peers.launch import command
@@ -59,10 +59,10 @@ class Agent:
         """The events of a stream, as names and data."""
         async with self.http.stream("POST", "/a2a", json=envelope(method, params)) as answer:
             assert answer.headers["content-type"] == "text/event-stream"
-            yield told(answer.aiter_lines())
+            yield stream_events(answer.aiter_lines())
 
 
-async def told(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any]]:
+async def stream_events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any]]:
     """What the lines of a stream say."""
     name = ""
     async for line in lines:
@@ -92,15 +92,15 @@ class Stepwise(Scripted):
         super().__init__()
         self.steps = asyncio.Semaphore(0)
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS)
-        token = heard.message["params"]["_meta"]["progressToken"]
+        token = request.message["params"]["_meta"]["progressToken"]
         for step in range(1, STEPS + 1):
             await self.steps.acquire()
             report = {"progressToken": token, "progress": step, "message": f"step {step}"}
             out.write(events({"jsonrpc": "2.0", "method": "notifications/progress", "params": report}))
         await self.steps.acquire()
-        out.write(events(heard.result({"content": [{"type": "text", "text": "done"}]})) + b"0\r\n\r\n")
+        out.write(events(request.result({"content": [{"type": "text", "text": "done"}]})) + b"0\r\n\r\n")
 
 
 async def test_every_progress_report_arrives_before_the_server_sends_the_next(tmp_path: Path) -> None:
@@ -148,22 +148,22 @@ async def test_the_sender_receives_progress_that_a_tool_reports_at_once(tmp_path
         Agent(hub) as agent,
         agent.following("SendStreamingMessage", run("hasty.run")) as stream,
     ):
-        told = [data["result"] async for _, data in stream]
-    assert told[1]["statusUpdate"]["status"]["message"]["parts"][0] == {"text": "already"}
+        received = [data["result"] async for _, data in stream]
+    assert received[1]["statusUpdate"]["status"]["message"]["parts"][0] == {"text": "already"}
 
 
 @pytest.mark.parametrize(
-    ("answer", "heard"),
+    ("answer", "received"),
     [
         ({"data": {"name": "Ann"}}, {"action": "accept", "content": {"name": "Ann"}}),
         ({"text": "no"}, {"action": "decline"}),
     ],
 )
-async def test_what_a_server_asks_is_answered_by_the_task_s_next_message(
-    tmp_path: Path, answer: dict[str, Any], heard: dict[str, Any]
+async def test_a_servers_question_is_answered_by_the_tasks_next_message(
+    tmp_path: Path, answer: dict[str, Any], received: dict[str, Any]
 ) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT) as hub,
         Agent(hub) as agent,
         asyncio.timeout(SECONDS),
@@ -176,7 +176,7 @@ async def test_what_a_server_asks_is_answered_by_the_task_s_next_message(
         said = {"messageId": "m2", "role": "ROLE_USER", "taskId": task["id"], "parts": [answer]}
         done = (await agent.ask("SendMessage", {"message": said}))["task"]
         assert done["status"]["state"] == "TASK_STATE_COMPLETED"
-        assert server.answered_with == heard
+        assert server.answered_with == received
 
 
 async def test_giving_a_task_up_reaches_its_server_and_leaving_it_does_not(tmp_path: Path, ledger: Ledger) -> None:
@@ -190,7 +190,7 @@ async def test_giving_a_task_up_reaches_its_server_and_leaving_it_does_not(tmp_p
         status = (await agent.ask("CancelTask", {"id": given_up}))["status"]
         assert status["state"] == "TASK_STATE_CANCELED"
         assert status["message"]["metadata"] == {"executed": "unknown", "reason": "cancelled", "server": "raw"}
-        await eventually(lambda: "given up" in tail.look().cancelled, "the server was told")
+        await eventually(lambda: "given up" in tail.look().cancelled, "the server was cancelled")
         await eventually(lambda: _is(agent, left, "TASK_STATE_COMPLETED"), "the other went on")
         assert "left" not in tail.look().cancelled
 
@@ -213,7 +213,7 @@ async def test_tasks_are_there_after_a_restart_and_one_that_runs_is_waited_for(t
         assert ledger.ran() == {"a": 1, "b": 1}
 
 
-async def test_what_ended_long_enough_ago_is_not_kept(tmp_path: Path) -> None:
+async def test_old_ended_tasks_are_deleted(tmp_path: Path) -> None:
     async with serving(tmp_path, {}) as hub, Agent(hub) as agent:
         task = (await agent.ask("SendMessage", run("no.such")))["task"]["id"]
         waiting = (await agent.ask("SendMessage", {"message": {**SAID, "parts": [{"text": "hello"}]}}))["task"]["id"]
@@ -239,14 +239,14 @@ async def test_agentvault_receives_its_data_however_fast_the_tool_is(tmp_path: P
             part = {"type": "data", "content": content, "mediaType": "application/json"}
             sent = await agent.ask("tasks/send", {"message": {"role": "user", "parts": [part]}})
             async with agent.following("tasks/sendSubscribe", sent) as stream:
-                heard = [(name, data) async for name, data in stream]
-            [message] = [data["message"] for name, data in heard if name == "task_message"]
+                received = [(name, data) async for name, data in stream]
+            [message] = [data["message"] for name, data in received if name == "task_message"]
             result = message["parts"][0]["content"]["mcp_result"]
             assert result["content"] == [{"type": "text", "text": str(number)}]
-            assert heard[-1][1]["state"] == "COMPLETED"
+            assert received[-1][1]["state"] == "COMPLETED"
 
 
-async def test_what_the_file_says_of_the_agent_holds_as_soon_as_it_changes(tmp_path: Path, ledger: Ledger) -> None:
+async def test_settings_of_the_agent_apply_as_soon_as_the_file_changes(tmp_path: Path, ledger: Ledger) -> None:
     servers = {"quick": stdio(quick_server.command(ledger.path))}
     async with serving(tmp_path, servers, limits=PATIENT, a2a={"name": "Before"}) as hub, Agent(hub) as agent:
         card = "/.well-known/agent-card.json"

@@ -109,7 +109,7 @@ def holding(body: bytes, text: bytes) -> bytes:
 
 
 def texts(body: bytes) -> dict[str, tuple[bytes, int | None]]:
-    """Bodies that are no message at all, or hardly, with what must be told of them."""
+    """Bodies that are no message at all, or hardly, with the expected error codes."""
     return {
         "nothing": (b"", PARSE),
         "a space": (b" ", PARSE),
@@ -149,7 +149,7 @@ def texts(body: bytes) -> dict[str, tuple[bytes, int | None]]:
     }
 
 
-async def test_what_is_no_message_gets_its_own_error(hub: HubProcess) -> None:
+async def test_invalid_messages_get_specific_errors(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for label, (body, code) in texts(SEND).items():
             reply = await wire.request(body, path=RPC)
@@ -237,7 +237,7 @@ async def test_a_version_that_is_not_spoken_is_refused(hub: HubProcess, version:
     async with connected(hub.port) as wire:
         assert (await wire.request(SEND, headers, path=RPC)).code == VERSION
         reply = await wire.request(SEND_PLAIN, headers, path=f"{REST}message:send")
-        assert told(reply, "message:send") == (400, VERSION)
+        assert status_and_code(reply, "message:send") == (400, VERSION)
         await lives_on(wire)
 
 
@@ -257,7 +257,7 @@ STATUS_0_3 = {None: 200, UNKNOWN_METHOD: 404, NOT_FOUND: 404, NO_CARD: 404, PARA
 """HTTP's words for what went wrong, where they are not 400."""
 
 
-def told(reply: Reply, path: str) -> tuple[int, int | None]:
+def status_and_code(reply: Reply, path: str) -> tuple[int, int | None]:
     """The status of an answer and the code of its error, which 1.0 says by a reason."""
     if reply.status == 200:
         return 200, None
@@ -280,18 +280,20 @@ async def test_in_the_plain_binding_every_change_of_every_member_gets_the_specif
         for case in cases:
             verb, path = case.valid.method.split(" ")
             reply = await wire.request(fresh(case.params), method=verb, path=REST + path)
-            assert told(reply, path) == expected(path, case.code), f"{case.label}: {reply.body!r}"
+            assert status_and_code(reply, path) == expected(path, case.code), f"{case.label}: {reply.body!r}"
             await lives_on(wire)
 
 
 @pytest.mark.parametrize("at", [0, 6], ids=["1.0", "0.3"])
-async def test_in_the_plain_binding_what_is_no_message_gets_its_own_error(hub: HubProcess, at: int) -> None:
+async def test_invalid_messages_in_the_plain_binding_get_specific_errors(hub: HubProcess, at: int) -> None:
     path = PLAIN[at].method.removeprefix("POST ")
     async with connected(hub.port) as wire:
         for label, (body, code) in texts(encoded(PLAIN[at].params)).items():
             reply = await wire.request(body, path=REST + path)
             # Without a body there is no message, which is no fault of the JSON.
-            assert told(reply, path) == expected(path, code if body else PARAMS), f"{label}: {reply.body[:300]!r}"
+            assert status_and_code(reply, path) == expected(path, code if body else PARAMS), (
+                f"{label}: {reply.body[:300]!r}"
+            )
             await lives_on(wire)
 
 
@@ -301,5 +303,5 @@ async def test_in_the_plain_binding_every_line_gets_its_own_answer(hub: HubProce
         for line, code in LINES.items():
             verb, path = line.split(" ")
             reply = await wire.request(b"", headers, method=verb, path=REST + path)
-            assert told(reply, path) == expected(path, code), f"{line}: {reply.body!r}"
+            assert status_and_code(reply, path) == expected(path, code), f"{line}: {reply.body!r}"
             await lives_on(wire)

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS
-from tests.faults.working import Working
+from tests.faults.progress_server import ProgressServer
 from tests.fork_server import quick_isthmus
 from tests.frontends.test_a2a import SAID, SECONDS, Agent, run
 from tests.frontends.test_keys import is_in, token
@@ -44,7 +44,7 @@ def call(channel: Any, method: str, params: Any, key: str = KEY) -> Any:
 
 async def test_a_caller_with_a_key_runs_a_tool_and_waits_for_it(tmp_path: Path) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         serving(tmp_path, {"s": server.entry}, limits=GUARDED, callers=CALLERS, a2a=GRPC) as hub,
         grpc.aio.insecure_channel(await address(hub)) as channel,
         asyncio.timeout(SECONDS),
@@ -103,7 +103,7 @@ async def test_a_hub_that_shuts_down_does_not_wait_for_followers_of_a_waiting_ta
         await asyncio.wait_for(hub.process.wait(), 15.0)
 
 
-async def test_what_a_key_follows_ends_with_the_key(tmp_path: Path) -> None:
+async def test_a_subscription_ends_with_its_key(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, a2a=GRPC, callers=CALLERS) as hub,
         grpc.aio.insecure_channel(await address(hub)) as channel,

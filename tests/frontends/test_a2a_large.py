@@ -1,4 +1,4 @@
-"""Large answers over real sockets: they come in pieces, and who reads slowly does not fill the hub's memory."""
+"""Large answers over real sockets are sent in pieces, and slow readers do not fill the hub's memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Generous(Scripted):
         super().__init__()
         self.may_answer = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.may_answer.wait()
         picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(PICTURE).decode()}
-        out.write(reply(heard.result({"content": [{"type": "text", "text": TEXT}, picture]})))
+        out.write(reply(request.result({"content": [{"type": "text", "text": TEXT}, picture]})))
 
 
 def put_together(updates: list[Any]) -> tuple[str, bytes]:
@@ -63,7 +63,7 @@ async def test_a_large_answer_comes_in_pieces_that_are_the_answer_together(tmp_p
 
 @asynccontextmanager
 async def reading(hub: HubProcess, task: str) -> AsyncIterator[asyncio.StreamReader]:
-    """Somebody who follows a task and takes little at a time."""
+    """A follower of a task that reads little at a time."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
     sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""A server that lets nobody in before they were somewhere else: the task says where, waits, and goes on."""
+"""A server that requires a login: the task shows the address, waits, and continues."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ CHALLENGE = {"www-authenticate": f'Bearer realm="bank", resource_metadata="{PLAC
 
 
 class Closed(Scripted):
-    """A server that turns calls away until somebody has logged in."""
+    """A server that rejects calls until a user has logged in."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_open = False
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.is_open:
-            out.write(reply(heard.result({"content": [{"type": "text", "text": "welcome"}]})))
-        elif heard.arguments["how"] == "status":
+            out.write(reply(request.result({"content": [{"type": "text", "text": "welcome"}]})))
+        elif request.arguments["how"] == "status":
             out.write(reply(None, status=401, headers=CHALLENGE))
         else:
             error = {"code": -32042, "message": "Log in first", "data": {"elicitations": [VISIT]}}
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}))
 
 
 @pytest.mark.parametrize("how", ["status", "error"])
@@ -59,11 +59,11 @@ async def test_a_caller_that_needs_a_login_learns_where_and_continues_afterwards
 
 
 class Shut(Closed):
-    """A server that does not even say what it can do before somebody has logged in."""
+    """A server that requires a login even for `initialize`."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.is_open:
-            await super().on(heard, out)
+            await super().on(request, out)
         else:
             out.write(reply(None, status=401, headers=CHALLENGE))
 

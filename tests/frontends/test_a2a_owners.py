@@ -1,4 +1,4 @@
-"""Whose a task is, and whose an id: others find nothing by any way in, and servers hear no caller's ids."""
+"""Owners of tasks and ids: others find nothing on any frontend, and servers never see callers' ids."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class Scene:
 
     async def fill(self) -> None:
         for name, (method, params) in MADE.items():
-            told = (await self.owner.post("/a2a", json=envelope(method, params))).json()["result"]
-            self.tasks[name] = told.get("task", told)["id"]
+            response = (await self.owner.post("/a2a", json=envelope(method, params))).json()["result"]
+            self.tasks[name] = response.get("task", response)["id"]
             push = {"taskId": self.tasks[name], **PUSH}
             set_up = await self.owner.post("/a2a", json=envelope("CreateTaskPushNotificationConfig", push))
             assert "result" in set_up.json(), set_up.text
@@ -108,9 +108,9 @@ class Scene:
         """All that the owner knows of its tasks."""
         asked = [("GetTask", "id"), ("ListTaskPushNotificationConfigs", "taskId")]
         bodies = [envelope(method, {name: task}) for task in self.tasks.values() for method, name in asked]
-        told = [(await self.owner.post("/a2a", json=body)).json() for body in bodies]
-        assert all("result" in each for each in told), told
-        return told
+        received = [(await self.owner.post("/a2a", json=body)).json() for body in bodies]
+        assert all("result" in each for each in received), received
+        return received
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -124,7 +124,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
 
 
 def seen(answer: httpx2.Response, task: str) -> tuple[int, str, str]:
-    """What a caller can tell of an answer, but for the id that it gave itself."""
+    """The parts of an answer that a caller can compare, without its own id."""
     return answer.status_code, answer.headers["content-type"], answer.text.replace(task, "…")
 
 
@@ -200,16 +200,16 @@ class Patient(Scripted):
         self.ids: list[Any] = []
         self.all_are_here = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        self.ids.append(heard.message["id"])
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        self.ids.append(request.message["id"])
         if len(self.ids) == 4:
             self.all_are_here.set()
         await self.all_are_here.wait()
-        out.write(reply(heard.result({"content": [{"type": "text", "text": heard.arguments["who"]}]})))
+        out.write(reply(request.result({"content": [{"type": "text", "text": request.arguments["who"]}]})))
 
 
 @pytest.mark.one_process("ids are unique on a link, and each node has a link of its own")
-async def test_ids_towards_the_server_are_the_hub_s_own_whatever_callers_call_their_requests(tmp_path: Path) -> None:
+async def test_requests_to_servers_have_the_hubs_own_ids(tmp_path: Path) -> None:
     async with (
         Patient() as server,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT, callers=CALLERS) as hub,

@@ -1,4 +1,4 @@
-"""Changes of tasks reach those who are to be told of them: in order, whatever happens to them or to the hub."""
+"""Task updates reach their push receivers in order, whatever happens to receivers or to the hub."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from jwt import PyJWKSet
 from tests.cluster_hubs.balanced import database, schema_of
 from tests.conftest import Ledger
 from tests.faults import quick_server
+from tests.faults.progress_server import ProgressServer
 from tests.faults.test_tasks_crash import killed
 from tests.faults.watching import eventually
-from tests.faults.working import Working
 from tests.frontends.receiver import Posted, Receiver
 from tests.frontends.test_a2a import SECONDS, Agent, envelope, run
 from tests.frontends.test_keys import is_in, is_out, token
@@ -31,7 +31,7 @@ NOW = {"returnImmediately": True}
 BUSY = "503 Service Unavailable"
 
 
-def told(push: Any, tool: str = "no.such", **arguments: Any) -> dict[str, Any]:
+def with_push(push: Any, tool: str = "no.such", **arguments: Any) -> dict[str, Any]:
     """The parameters that have a tool run, and its changes sent somewhere."""
     return {**run(tool, **arguments), "configuration": {**NOW, "taskPushNotificationConfig": push}}
 
@@ -50,9 +50,7 @@ def have_passed(posted: list[Posted], *wanted: str) -> bool:
     return found[-1:] == [wanted[-1]] and found == [state for state in wanted if state in found]
 
 
-async def test_what_a_recipient_does_not_take_comes_again_in_order_and_under_the_same_id(
-    tmp_path: Path, ledger: Ledger
-) -> None:
+async def test_refused_pushes_are_sent_again_in_order_with_the_same_id(tmp_path: Path, ledger: Ledger) -> None:
     servers = {"quick": stdio(quick_server.command(ledger.path))}
     async with (
         Receiver() as receiver,
@@ -62,7 +60,7 @@ async def test_what_a_recipient_does_not_take_comes_again_in_order_and_under_the
         receiver.words["/hook?key=in-the-url"].append(f"{BUSY}\r\nRetry-After: 0")
         proof = {"scheme": "Bearer", "credentials": "a-credential"}
         push = {"url": receiver.url("/hook?key=in-the-url"), "token": "a-token", "authentication": proof}
-        task = (await agent.ask("SendMessage", told(push, "quick.pay", nonce="1")))["task"]["id"]
+        task = (await agent.ask("SendMessage", with_push(push, "quick.pay", nonce="1")))["task"]["id"]
         await receiver.until(lambda: len(receiver.posted) == 4)
         assert states(receiver.posted) == ["SUBMITTED"] * 2 + ["COMPLETED"]
         assert receiver.posted[2].body["artifactUpdate"]["artifact"]["parts"] == [{"text": "1"}]
@@ -99,23 +97,23 @@ async def test_a_push_receiver_that_hangs_or_is_absent_delays_no_other(tmp_path:
         async with serving(tmp_path, {}, targets={"allow": allow}) as hub, Agent(hub) as agent:
             for number in range(20):
                 for each in (slow, dead):
-                    await agent.ask("SendMessage", told({"url": each.url("/")}, number=number, port=each.port))
+                    await agent.ask("SendMessage", with_push({"url": each.url("/")}, number=number, port=each.port))
             await slow.until(lambda: len(slow.posted) >= 8)
-            await agent.ask("SendMessage", told({"url": receiver.url("/")}))
+            await agent.ask("SendMessage", with_push({"url": receiver.url("/")}))
             await receiver.until(lambda: states(receiver.posted) == ["FAILED"])
-            await eventually(lambda: any("connection refused" in line for line in hub.said), "it is told why")
+            await eventually(lambda: any("connection refused" in line for line in hub.said), "the reason is logged")
 
 
 @pytest.mark.one_process("it kills a hub with SQLite; tests/cluster_database/test_frontends.py kills a node")
-async def test_what_was_due_when_the_hub_was_killed_is_sent_by_the_next_one(tmp_path: Path, ledger: Ledger) -> None:
+async def test_pushes_due_when_the_hub_was_killed_are_sent_by_the_next_hub(tmp_path: Path, ledger: Ledger) -> None:
     async with Receiver() as receiver:
         receiver.hanging.add("/hook")
         servers = {"quick": stdio(quick_server.command(ledger.path))}
         config = write_config(tmp_path, servers, limits=PATIENT, targets=receiver.allowed)
         async with killed(config) as hub, Agent(hub) as agent:
             push = {"url": receiver.url("/hook"), "token": "a-token"}
-            done = (await agent.ask("SendMessage", told(push, "quick.pay", nonce="1")))["task"]["id"]
-            lost = (await agent.ask("SendMessage", told(push, "quick.hold", nonce="2")))["task"]["id"]
+            done = (await agent.ask("SendMessage", with_push(push, "quick.pay", nonce="1")))["task"]["id"]
+            lost = (await agent.ask("SendMessage", with_push(push, "quick.hold", nonce="2")))["task"]["id"]
             await eventually(lambda: deliveries(tmp_path, done) == ["due", "due"], "the task has ended")
             await receiver.until(lambda: len(receiver.posted) == 2)
         receiver.hanging.clear()
@@ -130,7 +128,7 @@ async def test_what_was_due_when_the_hub_was_killed_is_sent_by_the_next_one(tmp_
             assert {each.headers["x-a2a-notification-token"] for each in receiver.posted} == {"a-token"}
         posted = len(receiver.posted)
         async with serving(tmp_path, servers, limits=PATIENT, targets=receiver.allowed) as hub, Agent(hub) as agent:
-            await agent.ask("SendMessage", told(push))
+            await agent.ask("SendMessage", with_push(push))
             await receiver.until(lambda: len(receiver.posted) > posted)
             assert states(receiver.posted[posted:]) == ["FAILED"]
 
@@ -148,14 +146,14 @@ def posted_of(receiver: Receiver, task: str) -> list[Posted]:
 
 async def test_a_question_is_sent_too_and_its_answer_may_come_from_elsewhere(tmp_path: Path) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         Receiver() as receiver,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT, targets=receiver.allowed) as hub,
         Agent(hub) as agent,
     ):
         server.may_work.set()
         server.may_end.set()
-        task = (await agent.ask("SendMessage", told({"url": receiver.url("/")}, "s.t", asks=True)))["task"]["id"]
+        task = (await agent.ask("SendMessage", with_push({"url": receiver.url("/")}, "s.t", asks=True)))["task"]["id"]
         await receiver.until(lambda: have_passed(receiver.posted, "SUBMITTED", "WORKING", "INPUT_REQUIRED"))
         asked = receiver.posted[-1].body["statusUpdate"]["status"]["message"]
         assert asked["parts"][0] == {"text": "Who?"}
@@ -214,7 +212,7 @@ CALLERS = {"ann": {"key": ANN, "allow": ["*"], "targets": True}, "bob": {"key": 
 
 
 async def asking(agent: Agent, key: str, method: str, params: Any) -> Any:
-    """What somebody is answered."""
+    """The answer to a caller."""
     answer = await agent.http.post("/a2a", json=envelope(method, params), headers={"x-api-key": key})
     return answer.json()
 
@@ -227,7 +225,7 @@ async def test_another_caller_sees_and_changes_nothing(tmp_path: Path) -> None:
         asyncio.timeout(SECONDS),
     ):
         push = {"url": receiver.url("/ann"), "id": "c", "token": "a-token"}
-        sent = await asking(agent, ANN, "SendMessage", told(push))
+        sent = await asking(agent, ANN, "SendMessage", with_push(push))
         task = sent["result"]["task"]["id"]
         names = {"taskId": task, "id": "c"}
         for method, params in (
@@ -245,7 +243,7 @@ async def test_another_caller_sees_and_changes_nothing(tmp_path: Path) -> None:
         await receiver.until(lambda: len(receiver.posted) == 1)
         assert receiver.at("/bob") == []
         # Who may not name targets cannot have anything sent to one of these either.
-        refused = await asking(agent, BOB, "SendMessage", told({"url": receiver.url("/bob")}))
+        refused = await asking(agent, BOB, "SendMessage", with_push({"url": receiver.url("/bob")}))
         assert refused["error"]["code"] == -32602
 
 
@@ -265,7 +263,7 @@ async def test_an_address_that_may_not_be_dialled_is_refused_when_it_is_named(tm
         task = (await agent.ask("SendMessage", run("no.such")))["task"]["id"]
         for url, why in REFUSED.items():
             for method, params in (
-                ("SendMessage", told({"url": url})),
+                ("SendMessage", with_push({"url": url})),
                 ("CreateTaskPushNotificationConfig", {"taskId": task, "url": url}),
             ):
                 error = (await agent.http.post("/a2a", json=envelope(method, params))).json()["error"]
@@ -282,21 +280,21 @@ async def test_where_a_recipient_points_to_is_not_gone(tmp_path: Path) -> None:
         Agent(hub) as agent,
     ):
         receiver.words["/"].append(f"307 Temporary Redirect\r\nLocation: {receiver.url('/elsewhere')}")
-        task = (await agent.ask("SendMessage", told({"url": receiver.url("/")})))["task"]["id"]
+        task = (await agent.ask("SendMessage", with_push({"url": receiver.url("/")})))["task"]["id"]
         await eventually(lambda: deliveries(tmp_path, task) == ["failed"], "it was given up")
         assert [each.path for each in receiver.posted] == ["/"]
 
 
 async def test_a_push_receiver_that_is_gone_gets_no_more_notifications(tmp_path: Path) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         Receiver() as receiver,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT, targets=receiver.allowed, callers=CALLERS) as hub,
         Agent(hub) as agent,
     ):
         made = token(tmp_path, "create", "guest", "--allow", "*", "--targets", "--json")["key"]
         await until(lambda: is_in(hub, made))
-        pushed = {name: told({"url": receiver.url(name)}, "s.t") for name in ("/guest", "/ann")}
+        pushed = {name: with_push({"url": receiver.url(name)}, "s.t") for name in ("/guest", "/ann")}
         gone = (await asking(agent, made, "SendMessage", pushed["/guest"]))["result"]["task"]["id"]
         await asking(agent, ANN, "SendMessage", pushed["/ann"])
 

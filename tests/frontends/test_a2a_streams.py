@@ -32,7 +32,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Path) -> AsyncIterator[HubProcess]:
-    # What is given up has a server of its own: one that was told to stop may still ask, and nobody knows for whom.
+    # Cancelled calls have a server of their own: a cancelled call may still ask, and its caller would be ambiguous.
     servers = {"s": stdio(command()), "h": stdio(command(ledger=ledger))}
     async with serving(tmp_path_factory.mktemp("hub"), servers, limits=PATIENT, a2a={"text_tool": "s.tck"}) as running:
         yield running
@@ -52,9 +52,9 @@ async def lags(agent: Agent) -> list[float]:
     found: list[float] = []
     async with agent.following("SendStreamingMessage", run("s.tick", steps=10, pause=0.02)) as stream:
         async for _, data in stream:
-            told = data["result"].get("statusUpdate", {}).get("status", {}).get("message")
-            if told is not None:
-                found.append(time.time() - float(told["parts"][0]["text"]))
+            received = data["result"].get("statusUpdate", {}).get("status", {}).get("message")
+            if received is not None:
+                found.append(time.time() - float(received["parts"][0]["text"]))
     assert len(found) == 10
     return sorted(found)
 
@@ -66,7 +66,7 @@ async def test_a_report_is_there_within_50_ms_of_its_making(agent: Agent) -> Non
 
 
 def moments(ledger: Path) -> list[float]:
-    """When the server was told to give something up; a line that is being written is none yet."""
+    """When the server received a cancellation; a line that is still being written does not count."""
     return [float(line) for line in ledger.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
@@ -79,7 +79,7 @@ async def test_a_task_that_is_given_up_is_given_up_at_its_server_within_100_ms(a
             task = (await anext(stream))[1]["result"]["task"]["id"]
             asked = time.time()
             assert (await agent.ask("CancelTask", {"id": task}))["status"]["state"] == "TASK_STATE_CANCELED"
-            await eventually(lambda: len(moments(ledger)) > before, "the server was told")  # noqa: B023
+            await eventually(lambda: len(moments(ledger)) > before, "the server was cancelled")  # noqa: B023
             taken.append(moments(ledger)[-1] - asked)
             last = [data async for _, data in stream][-1]
             assert last["result"]["statusUpdate"]["status"]["state"] == "TASK_STATE_CANCELED"
@@ -91,15 +91,15 @@ async def test_a_task_that_is_given_up_is_given_up_at_its_server_within_100_ms(a
 
 
 async def test_any_number_of_listeners_get_the_same_events_from_the_start(agent: Agent) -> None:
-    """Each is told how the task stands, and then the same as all others."""
+    """Each gets the state of the task, and then the same updates as all others."""
     task = await agent.begin("s.ask", method="elicitation/create", params=NAME)
     await eventually(lambda: waits(agent, task), "it asks")
 
     async def hear() -> list[Any]:
         async with agent.following("SubscribeToTask", {"id": task}) as stream:
-            heard = [(await anext(stream))[1]["result"]]
+            received = [(await anext(stream))[1]["result"]]
             ready.release()
-            return [*heard, *[data["result"] async for _, data in stream]]
+            return [*received, *[data["result"] async for _, data in stream]]
 
     ready = asyncio.Semaphore(0)
     listening = [asyncio.ensure_future(hear()) for _ in range(LISTENERS)]
@@ -109,7 +109,7 @@ async def test_any_number_of_listeners_get_the_same_events_from_the_start(agent:
     first, *others = await asyncio.gather(*listening)
     assert [next(iter(item)) for item in first] == ["task", "statusUpdate", "artifactUpdate", "statusUpdate"]
     assert first[0]["task"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
-    assert all(heard == first for heard in others)
+    assert all(received == first for received in others)
 
 
 async def test_one_that_leaves_costs_the_others_nothing_and_the_task_less(agent: Agent) -> None:
@@ -162,7 +162,7 @@ async def answered(agent: Agent, task: str, *parts: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("params", "part", "heard"),
+    ("params", "part", "received"),
     [
         (AGE, {"data": {"age": 3}}, {"action": "accept", "content": {"age": 3}}),
         (AGE, {"data": {"action": "accept", "content": {"age": 3}}}, {"action": "accept", "content": {"age": 3}}),
@@ -176,11 +176,13 @@ async def answered(agent: Agent, task: str, *parts: Any) -> Any:
          {"action": "accept", "content": {}}),
     ],
 )  # fmt: skip
-async def test_a_question_is_answered_declined_or_cancelled(agent: Agent, params: Any, part: Any, heard: Any) -> None:
+async def test_a_question_is_answered_declined_or_cancelled(
+    agent: Agent, params: Any, part: Any, received: Any
+) -> None:
     task = await asked(agent, "elicitation/create", params)
     said, whole = task["status"]["message"]["parts"]
     assert (said, whole["data"]) == ({"text": params["message"]}, {"method": "elicitation/create", "params": params})
-    assert await answered(agent, task["id"], part) == heard
+    assert await answered(agent, task["id"], part) == received
 
 
 @pytest.mark.parametrize("part", [{"data": {"age": -1}}, {"data": {}}, {"text": "three"}, {"data": [3]}])
@@ -207,9 +209,9 @@ async def test_a_model_may_be_refused(agent: Agent) -> None:
 async def test_a_stream_of_a_message_ends_with_a_question_and_a_subscription_goes_on(agent: Agent) -> None:
     begin = run("s.ask", method="elicitation/create", params=NAME, once="more")
     async with agent.following("SendStreamingMessage", begin) as stream:
-        heard = [data["result"] async for _, data in stream]
-    task = heard[0]["task"]["id"]
-    assert heard[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        received = [data["result"] async for _, data in stream]
+    task = received[0]["task"]["id"]
+    assert received[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
     async with agent.following("SubscribeToTask", {"id": task}) as stream:
         assert (await anext(stream))[1]["result"]["task"]["id"] == task
         await answered(agent, task, {"data": {"name": "Ann"}})
@@ -235,7 +237,7 @@ TYPE = {"type": "data", "data": KIND["data"]}
 VAULT = {"type": "data", "content": KIND["data"]}
 
 
-async def test_following_what_has_ended_is_refused_since_0_3_and_replayed_before(agent: Agent) -> None:
+async def test_subscribing_to_an_ended_task_is_refused_since_0_3_and_replayed_before(agent: Agent) -> None:
     latest = (await agent.ask("SendMessage", run("s.tck", message_id="y")))["task"]["id"]
     said = {"kind": "message", "messageId": "m", "role": "user", "parts": [KIND]}
     earlier = await agent.ask("message/send", {"message": said, "configuration": {"blocking": True}})
@@ -289,7 +291,7 @@ async def test_a_tool_may_have_its_answer_said_without_a_task(agent: Agent) -> N
     assert (message["role"], message["contextId"]) == ("ROLE_AGENT", "talk")
 
 
-async def test_what_is_said_while_the_tool_runs_is_kept_and_an_instruction_is_refused(agent: Agent) -> None:
+async def test_messages_while_the_tool_runs_are_stored_and_instructions_are_refused(agent: Agent) -> None:
     task = await agent.begin("h.hold")
     await agent.ask("SendMessage", {"message": answering(task, {"text": "hurry"}), **NOT_WAITING})
     body = envelope("SendMessage", {"message": answering(task, {"data": {"tool": "s.tick", "arguments": {}}})})

@@ -58,28 +58,30 @@ class Caller:
         message = {"messageId": f"m{self._said}", "role": "ROLE_USER", "parts": [{"data": data}]}
         return (await self.ask("SendMessage", {"message": message}))["task"]
 
-    async def told(self, target: str, method: str, params: Any = None, **more: Any) -> tuple[str, Any]:
+    async def call_target(self, target: str, method: str, params: Any = None, **more: Any) -> tuple[str, Any]:
         """How the task stands, and the data part of its answer."""
         task = await self.task(target, method, params, **more)
         return task["status"]["state"].removeprefix("TASK_STATE_"), task["artifacts"][0]["parts"][0]["data"]
 
     async def add(self, target: str, **more: Any) -> Any:
         """What two and three are, as a server says."""
-        state, told = await self.told(target, "tools/call", {"name": "add", "arguments": {"a": 2, "b": 3}}, **more)
-        assert state == "COMPLETED", told
-        return told["mcp_result"]
+        state, received = await self.call_target(
+            target, "tools/call", {"name": "add", "arguments": {"a": 2, "b": 3}}, **more
+        )
+        assert state == "COMPLETED", received
+        return received["mcp_result"]
 
     async def may(self, target: str) -> bool:
         """Whether an address may be named now."""
-        return (await self.told(target, "ping"))[0] == "COMPLETED"
+        return (await self.call_target(target, "ping"))[0] == "COMPLETED"
 
     async def refused(self, target: str, **more: Any) -> str:
         """Why a target is refused."""
-        state, told = await self.told(target, "tools/list", **more)
-        data = told["mcp_error"]["data"]
-        assert (state, data["kind"], data["reason"]) == ("REJECTED", "request", "target_refused"), told
+        state, received = await self.call_target(target, "tools/list", **more)
+        data = received["mcp_error"]["data"]
+        assert (state, data["kind"], data["reason"]) == ("REJECTED", "request", "target_refused"), received
         assert data["executed"] == "no"
-        return str(told["mcp_error"]["message"])
+        return str(received["mcp_error"]["message"])
 
 
 def allowing(*addresses: str, **more: Any) -> dict[str, Any]:
@@ -96,9 +98,9 @@ def origin(server: Scripted) -> str:
     return str(server.entry["url"]).removesuffix("/mcp")
 
 
-def values(heard: Iterable[ReceivedRequest], header: str) -> set[str]:
+def values(request: Iterable[ReceivedRequest], header: str) -> set[str]:
     """What a server was sent in a header."""
-    return {value for each in heard for value in each.headers.get(header, [])}
+    return {value for each in request for value in each.headers.get(header, [])}
 
 
 # -- every kind of server ----------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ NAMED: list[tuple[str, str | None]] = [
 ]
 
 
-async def test_a_server_is_called_whatever_it_speaks(tmp_path: Path) -> None:
+async def test_a_target_is_called_over_every_protocol(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         peers = {kind: await stack.enter_async_context(http_peer(*words)) for kind, words in KINDS.items()}
         tables = allowing(*(peer.at("") for peer in peers.values()))
@@ -132,29 +134,37 @@ async def test_a_server_is_called_whatever_it_speaks(tmp_path: Path) -> None:
         for kind, path in NAMED:
             target, where = peers[kind].at(""), {} if path is None else {"mcp_request_path": path}
             assert "5" in json.dumps(await caller.add(target, **where)), (kind, path)
-            state, told = await caller.told(target, "tools/list", mcp_request_id=7, **where)
-            assert (state, told["mcp_request_id_echo"], told["mcp_response_id"]) == ("COMPLETED", 7, 7), (kind, path)
-            assert "add" in [tool["name"] for tool in told["mcp_result"]["tools"]], (kind, path)
-            state, told = await caller.told(target, "initialize", {"protocolVersion": "2025-06-18"}, **where)
-            assert (state, told["mcp_result"]["capabilities"]["tools"] is not None) == ("COMPLETED", True), (kind, path)
-            assert told["mcp_result"].keys() >= {"protocolVersion", "serverInfo"}, (kind, path)
-            state, told = await caller.told(target, "tools/jump", **where)
-            assert (state, told["mcp_error"]["data"]["reason"]) == ("FAILED", "server_error"), (kind, path)
-            assert (await caller.told(target, "notifications/initialized", **where))[0] == "COMPLETED"
+            state, received = await caller.call_target(target, "tools/list", mcp_request_id=7, **where)
+            assert (state, received["mcp_request_id_echo"], received["mcp_response_id"]) == ("COMPLETED", 7, 7), (
+                kind,
+                path,
+            )
+            assert "add" in [tool["name"] for tool in received["mcp_result"]["tools"]], (kind, path)
+            state, received = await caller.call_target(target, "initialize", {"protocolVersion": "2025-06-18"}, **where)
+            assert (state, received["mcp_result"]["capabilities"]["tools"] is not None) == ("COMPLETED", True), (
+                kind,
+                path,
+            )
+            assert received["mcp_result"].keys() >= {"protocolVersion", "serverInfo"}, (kind, path)
+            state, received = await caller.call_target(target, "tools/jump", **where)
+            assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "server_error"), (kind, path)
+            assert (await caller.call_target(target, "notifications/initialized", **where))[0] == "COMPLETED"
         await _check_plain(caller, peers["rpc"].at("/rpc"))
-        state, told = await caller.told(peers["stateful"].at("/mcp"), "tools/call", {"name": "gone", "arguments": {}})
-        assert (state, told["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_tool")
+        state, received = await caller.call_target(
+            peers["stateful"].at("/mcp"), "tools/call", {"name": "gone", "arguments": {}}
+        )
+        assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_tool")
 
 
 async def _check_plain(caller: Caller, target: str) -> None:
-    """A server that speaks no MCP is told what the caller says, and its answer is the caller's as it is."""
-    state, told = await caller.told(target, "add", {"a": 2, "b": 3})
-    assert (state, told["mcp_result"]) == ("COMPLETED", {"sum": 5})
-    state, told = await caller.told(target, "tools/list")
-    assert "add" in [tool["name"] for tool in told["mcp_result"]["tools"]]
-    state, told = await caller.told(target, "refuse")
-    assert (state, told["mcp_error"]["code"]) == ("FAILED", -32050)
-    assert told["mcp_error"]["data"]["kind"] == "mcp"
+    """A server without MCP receives the caller's request, and the caller gets its answer unchanged."""
+    state, received = await caller.call_target(target, "add", {"a": 2, "b": 3})
+    assert (state, received["mcp_result"]) == ("COMPLETED", {"sum": 5})
+    state, received = await caller.call_target(target, "tools/list")
+    assert "add" in [tool["name"] for tool in received["mcp_result"]["tools"]]
+    state, received = await caller.call_target(target, "refuse")
+    assert (state, received["mcp_error"]["code"]) == ("FAILED", -32050)
+    assert received["mcp_error"]["data"]["kind"] == "mcp"
 
 
 async def test_a_request_has_its_caller_s_id_on_the_wire(tmp_path: Path) -> None:
@@ -162,14 +172,14 @@ async def test_a_request_has_its_caller_s_id_on_the_wire(tmp_path: Path) -> None
         tables = allowing(plain.at(""), origin(server))
         async with serving(tmp_path, **tables) as hub, Caller(hub, KEYS["planner"]) as caller:
             for id in ("order-7", 7, "é"):
-                _, told = await caller.told(plain.at("/rpc"), "envelope", mcp_request_id=id)
-                assert (told["mcp_result"]["id"], told["mcp_request_id_echo"]) == (id, id)
-                state, _ = await caller.told(
+                _, received = await caller.call_target(plain.at("/rpc"), "envelope", mcp_request_id=id)
+                assert (received["mcp_result"]["id"], received["mcp_request_id_echo"]) == (id, id)
+                state, _ = await caller.call_target(
                     origin(server), "tools/call", {"name": "t", "arguments": {}}, mcp_request_id=id
                 )
                 assert (state, server.heard[-1].message["id"]) == ("COMPLETED", id)
-            _, told = await caller.told(plain.at("/rpc"), "envelope")
-            assert isinstance(told["mcp_result"]["id"], int)
+            _, received = await caller.call_target(plain.at("/rpc"), "envelope")
+            assert isinstance(received["mcp_result"]["id"], int)
 
 
 async def test_a_request_over_an_event_stream_has_its_caller_s_id_and_finds_its_answer(tmp_path: Path) -> None:
@@ -180,18 +190,18 @@ async def test_a_request_over_an_event_stream_has_its_caller_s_id_and_finds_its_
     ):
         call = {"name": "echo", "arguments": {"text": "hi"}}
         ids: list[Any] = ["same", "same", 7, "other"]
-        asked = (caller.told(server.at("/sse"), "tools/call", call, mcp_request_id=id) for id in ids)
-        told = await asyncio.gather(*asked)
-        assert [state for state, _ in told] == ["COMPLETED"] * 4, told
+        asked = (caller.call_target(server.at("/sse"), "tools/call", call, mcp_request_id=id) for id in ids)
+        results = await asyncio.gather(*asked)
+        assert [state for state, _ in results] == ["COMPLETED"] * 4, results
 
 
 async def test_a_method_that_the_hub_does_not_know_is_the_server_s(tmp_path: Path) -> None:
     class Jumping(Scripted):
-        async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            if heard.method in ("tools/jump", "logging/setLevel"):
-                out.write(reply(heard.result({"jumped": heard.message["params"]})))
+        async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            if request.method in ("tools/jump", "logging/setLevel"):
+                out.write(reply(request.result({"jumped": request.message["params"]})))
             else:
-                await super().on(heard, out)
+                await super().on(request, out)
 
     async with (
         Jumping() as server,
@@ -199,12 +209,12 @@ async def test_a_method_that_the_hub_does_not_know_is_the_server_s(tmp_path: Pat
         Caller(hub, KEYS["planner"]) as caller,
     ):
         for method, params in (("tools/jump", {"high": 1.5}), ("logging/setLevel", {"level": "debug"})):
-            state, told = await caller.told(origin(server), method, params)
-            said = told["mcp_result"]["jumped"]
+            state, received = await caller.call_target(origin(server), method, params)
+            said = received["mcp_result"]["jumped"]
             assert (state, {key: said[key] for key in params}) == ("COMPLETED", params)
         greetings = server.greetings
-        state, told = await caller.told(origin(server), "initialize")
-        assert (state, told["mcp_result"]["serverInfo"]["name"]) == ("COMPLETED", "x")
+        state, received = await caller.call_target(origin(server), "initialize")
+        assert (state, received["mcp_result"]["serverInfo"]["name"]) == ("COMPLETED", "x")
         assert server.greetings < greetings + len(hub.each)  # each node greets it once
 
 
@@ -214,8 +224,8 @@ async def test_a_plain_server_is_found_at_the_root_where_no_path_is_given(tmp_pa
         serving(tmp_path, **allowing(plain.at(""))) as hub,
         Caller(hub, KEYS["planner"]) as caller,
     ):
-        state, told = await caller.told(plain.at(""), "code.run", {"code": "2"})
-        assert (state, told["mcp_result"]) == (
+        state, received = await caller.call_target(plain.at(""), "code.run", {"code": "2"})
+        assert (state, received["mcp_result"]) == (
             "COMPLETED",
             {"content": [{"type": "code_output", "stdout": "2\n", "stderr": ""}]},
         )
@@ -224,35 +234,37 @@ async def test_a_plain_server_is_found_at_the_root_where_no_path_is_given(tmp_pa
 class Messages(Scripted):
     """A server that takes MCP's methods by plain JSON-RPC at `/messages/`, without a greeting."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if (heard.verb, heard.path) != ("POST", "/messages/"):
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if (request.verb, request.path) != ("POST", "/messages/"):
             out.write(reply(None, status=404))
-        elif heard.method == "tools/call":
-            out.write(reply(heard.result({"content": [], "isError": True})))
+        elif request.method == "tools/call":
+            out.write(reply(request.result({"content": [], "isError": True})))
         else:
             unknown = {"code": -32601, "message": "Method not found"}
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": unknown}))
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": unknown}))
 
 
 @pytest.mark.one_process("each node finds out by itself how a server is spoken to")
-async def test_what_answers_nowhere_else_is_spoken_to_at_messages_and_that_is_remembered(tmp_path: Path) -> None:
+async def test_a_server_that_answers_only_at_messages_is_called_there_and_remembered(tmp_path: Path) -> None:
     async with (
         Messages() as server,
         serving(tmp_path, **allowing(origin(server), idle=0.05)) as hub,
         Caller(hub, KEYS["planner"]) as caller,
     ):
         params = {"name": "t", "arguments": {"n": 12345678901234567890}}
-        state, told = await caller.told(origin(server), "tools/call", params)
-        assert (state, told["mcp_result"]) == ("FAILED", {"content": [], "isError": True})
+        state, received = await caller.call_target(origin(server), "tools/call", params)
+        assert (state, received["mcp_result"]) == ("FAILED", {"content": [], "isError": True})
         assert server.heard[-1].message["params"] == params
-        assert {heard.path for heard in server.heard} == {"/mcp", "/sse", "/messages/"}
-        await eventually(lambda: said(hub, "a server that a caller named is no longer used"), "the server is let go")
+        assert {request.path for request in server.heard} == {"/mcp", "/sse", "/messages/"}
+        await eventually(
+            lambda: has_logged(hub, "a server that a caller named is no longer used"), "the server is let go"
+        )
         server.heard.clear()
-        assert (await caller.told(origin(server), "tools/call", params))[0] == "FAILED"
-        assert {heard.path for heard in server.heard} == {"/messages/"}
+        assert (await caller.call_target(origin(server), "tools/call", params))[0] == "FAILED"
+        assert {request.path for request in server.heard} == {"/messages/"}
 
 
-def said(hub: HubProcess, words: str) -> bool:
+def has_logged(hub: HubProcess, words: str) -> bool:
     """Whether the hub's log has such a line."""
     return any(words in line for line in hub.said)
 
@@ -260,7 +272,7 @@ def said(hub: HubProcess, words: str) -> bool:
 # -- who may name what -------------------------------------------------------------------------------------------------
 
 
-async def test_what_may_not_be_named_is_refused_and_the_sentence_says_what_would_allow_it(tmp_path: Path) -> None:
+async def test_a_forbidden_target_is_refused_with_the_setting_that_would_allow_it(tmp_path: Path) -> None:
     async with (
         Scripted() as server,
         serving(tmp_path, **allowing(f"{origin(server)}/mcp", "http://*.example.com", "http://*")) as hub,
@@ -268,7 +280,7 @@ async def test_what_may_not_be_named_is_refused_and_the_sentence_says_what_would
         Caller(hub, GUEST) as guest,
     ):
         port = origin(server).rpartition(":")[2]
-        assert (await planner.told(origin(server), "ping"))[0] == "COMPLETED"
+        assert (await planner.call_target(origin(server), "ping"))[0] == "COMPLETED"
         server.heard.clear()
         refusals: list[tuple[str, dict[str, Any], str]] = [
             (f"http://localhost:{port}", {}, "[targets] allow would have to list it"),
@@ -289,8 +301,8 @@ async def test_what_may_not_be_named_is_refused_and_the_sentence_says_what_would
             assert words in await planner.refused(target, **more), target
         assert "with targets = true it could" in await guest.refused(origin(server))
         assert server.heard == []
-        state, told = await planner.told("nobody", "tools/list")
-        assert (state, told["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_server")
+        state, received = await planner.call_target("nobody", "tools/list")
+        assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_server")
 
 
 async def test_the_address_of_a_configured_server_is_that_server_as_far_as_its_caller_may_see_it(
@@ -303,10 +315,10 @@ async def test_the_address_of_a_configured_server_is_that_server_as_far_as_its_c
         tables = allowing(origin(shop), origin(vault), headers=["X-Token"])
         async with serving(tmp_path, servers, **tables) as hub, Caller(hub, KEYS["planner"]) as caller:
             for target in (origin(shop), shop.entry["url"], f"{shop.entry['url']}/", "shop"):
-                _, told = await caller.told(target, "tools/list")
-                assert [tool["name"] for tool in told["mcp_result"]["tools"]] == ["add"], target
-                state, told = await caller.told(target, "tools/call", {"name": "pay", "arguments": {}})
-                assert (state, told["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_tool"), target
+                _, received = await caller.call_target(target, "tools/list")
+                assert [tool["name"] for tool in received["mcp_result"]["tools"]] == ["add"], target
+                state, received = await caller.call_target(target, "tools/call", {"name": "pay", "arguments": {}})
+                assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_tool"), target
                 assert "configured here" in await caller.refused(target, mcp_headers={"X-Token": SECRET})
             unlisted = (await caller.refused("http://127.0.0.1:9")).replace("http://127.0.0.1:9", origin(vault))
             for target in (vault.entry["url"], origin(vault), f"{vault.entry['url']}?x=1"):
@@ -319,7 +331,9 @@ async def test_on_an_open_hub_the_local_caller_may_name_configured_servers_and_n
         tables: dict[str, Any] = {"targets": {"allow": [origin(other)]}, "limits": PATIENT}
         async with serving(tmp_path, {"s": server.entry}, **tables) as hub, Caller(hub) as caller:
             for target in ("s", server.entry["url"], origin(server)):
-                assert (await caller.told(target, "tools/call", {"name": "t", "arguments": {}}))[0] == "COMPLETED"
+                assert (await caller.call_target(target, "tools/call", {"name": "t", "arguments": {}}))[
+                    0
+                ] == "COMPLETED"
             assert "targets = true" in await caller.refused(origin(other))
             assert other.heard == []
 
@@ -337,9 +351,9 @@ async def test_an_open_hub_may_let_everybody_name_addresses_but_not_of_private_n
             message = {"role": "user", "parts": [{"type": "data", "data": call, "metadata": None}], "metadata": None}
             named = {"id": "t1", "sessionId": "s1", "pushNotification": None, "historyLength": None, "metadata": None}
             task = await caller.ask("tasks/send", {**named, "message": message, "acceptedOutputModes": ["data"]})
-            told = task["artifacts"][0]["parts"][0]["data"]
-            assert (task["status"]["state"], told["mcp_request_id_echo"]) == ("completed", 3)
-            assert "5" in json.dumps(told["mcp_result"])
+            received = task["artifacts"][0]["parts"][0]["data"]
+            assert (task["status"]["state"], received["mcp_request_id_echo"]) == ("completed", 3)
+            assert "5" in json.dumps(received["mcp_result"])
             assert "[targets] allow would have to list it" in await caller.refused("https://198.41.0.4")
             write_config(tmp_path, {}, targets={"open": True})
             hub.process.send_signal(signal.SIGHUP)
@@ -364,19 +378,19 @@ async def test_headers_go_to_their_target_alone_and_are_written_nowhere(tmp_path
             task = await planner.task(origin(server), "tools/call", call, **with_secret)
             assert task["status"]["state"] == "TASK_STATE_COMPLETED"
             greetings = server.greetings
-            await planner.told(origin(server), "tools/call", call, **with_secret)
+            await planner.call_target(origin(server), "tools/call", call, **with_secret)
             assert server.greetings < greetings + len(hub.each)  # each node greets it once
             assert values(server.heard, "x-token") == {SECRET}
-            assert all(heard.headers.get("x-token") == [SECRET] for heard in server.heard)
-            await planner.told(origin(other), "tools/call", call)
+            assert all(request.headers.get("x-token") == [SECRET] for request in server.heard)
+            await planner.call_target(origin(other), "tools/call", call)
             assert values(other.heard, "x-token") == set()
             for caller, headers in ((planner, {"X-Token": OTHER_SECRET}), (writer, {"X-Token": SECRET}), (planner, {})):
                 before = server.greetings
-                await caller.told(origin(server), "tools/call", call, mcp_headers=headers)
+                await caller.call_target(origin(server), "tools/call", call, mcp_headers=headers)
                 assert server.greetings > before
             kept = await planner.ask("GetTask", {"id": task["id"]})
             assert kept["history"][0]["parts"][0]["data"]["mcp_headers"] == {"X-Token": None}
-            await planner.told(origin(server), "tools/call", call, mcp_headers={"X-Token": [SECRET]})
+            await planner.call_target(origin(server), "tools/call", call, mcp_headers={"X-Token": [SECRET]})
         assert "".join(hub.said).count("a caller named a server") == 5
     assert "secret-" not in "".join(hub.said)
     assert secrets_in(tmp_path) == set()
@@ -396,18 +410,18 @@ class Elsewhere(Scripted):
         super().__init__()
         self.location = location
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(reply(None, status=307, headers={"location": self.location}))
 
 
 class Slashed(Scripted):
     """A server that is found behind a slash."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.path.endswith("/"):
-            await super().on(heard, out)
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.path.endswith("/"):
+            await super().on(request, out)
         else:
-            out.write(reply(None, status=307, headers={"location": f"{heard.path}/"}))
+            out.write(reply(None, status=307, headers={"location": f"{request.path}/"}))
 
 
 async def test_redirects_are_not_followed(tmp_path: Path) -> None:
@@ -421,13 +435,13 @@ async def test_redirects_are_not_followed(tmp_path: Path) -> None:
         tables = allowing(*(origin(server) for server in servers), headers=["X-Token"])
         async with serving(tmp_path, **tables) as hub, Caller(hub, KEYS["planner"]) as caller:
             for server in (away, within):
-                state, told = await caller.told(
+                state, received = await caller.call_target(
                     origin(server), "tools/list", mcp_request_path="/mcp", mcp_headers={"X-Token": SECRET}
                 )
-                assert (state, told["mcp_error"]["data"]["kind"]) == ("FAILED", "network")
-                assert {heard.path for heard in server.heard} == {"/mcp"}
+                assert (state, received["mcp_error"]["data"]["kind"]) == ("FAILED", "network")
+                assert {request.path for request in server.heard} == {"/mcp"}
             assert other.heard == []
-            assert (await caller.told(near.entry["url"], "tools/list"))[0] == "COMPLETED"
+            assert (await caller.call_target(near.entry["url"], "tools/list"))[0] == "COMPLETED"
 
 
 # -- coming and going --------------------------------------------------------------------------------------------------
@@ -440,19 +454,19 @@ async def test_an_unused_server_is_dropped_and_reached_again(tmp_path: Path) -> 
         Caller(hub, KEYS["planner"]) as caller,
     ):
         running = asyncio.ensure_future(
-            caller.told(origin(server), "tools/call", {"name": "t", "arguments": {"hang": True}})
+            caller.call_target(origin(server), "tools/call", {"name": "t", "arguments": {"hang": True}})
         )
         await eventually(lambda: server.hung == 1, "the server is called")
         until = asyncio.get_running_loop().time() + 3 * IDLE_SECONDS
         while asyncio.get_running_loop().time() < until:
             await caller.refused("http://127.0.0.1:9")
-        assert not any(heard.verb == "DELETE" for heard in server.heard)
+        assert not any(request.verb == "DELETE" for request in server.heard)
         (task,) = (await caller.ask("ListTasks", {"status": "TASK_STATE_WORKING"}))["tasks"]
         await caller.ask("CancelTask", {"id": task["id"]})
         assert (await running)[0] == "CANCELED"
-        await eventually(lambda: any(heard.verb == "DELETE" for heard in server.heard), "the session is ended")
+        await eventually(lambda: any(request.verb == "DELETE" for request in server.heard), "the session is ended")
         greetings = server.greetings
-        assert (await caller.told(origin(server), "ping"))[0] == "COMPLETED"
+        assert (await caller.call_target(origin(server), "ping"))[0] == "COMPLETED"
         assert server.greetings > greetings
 
 
@@ -466,22 +480,22 @@ async def test_one_more_server_than_there_may_be_is_refused_while_the_others_are
             Caller(hub, KEYS["writer"]) as writer,
         ):
             hang = {"name": "t", "arguments": {"hang": True}}
-            running = asyncio.ensure_future(caller.told(origin(busy), "tools/call", hang))
+            running = asyncio.ensure_future(caller.call_target(origin(busy), "tools/call", hang))
             await eventually(lambda: busy.hung == 1, "the server is called")
-            state, told = await caller.told(origin(second), "ping")
-            assert (state, told["mcp_error"]["data"]["reason"]) == ("REJECTED", "too_many_targets")
-            assert (await writer.told(origin(second), "ping"))[0] == "COMPLETED"
-            assert (await writer.told(origin(third), "ping"))[0] == "COMPLETED"
+            state, received = await caller.call_target(origin(second), "ping")
+            assert (state, received["mcp_error"]["data"]["reason"]) == ("REJECTED", "too_many_targets")
+            assert (await writer.call_target(origin(second), "ping"))[0] == "COMPLETED"
+            assert (await writer.call_target(origin(third), "ping"))[0] == "COMPLETED"
             (task,) = (await caller.ask("ListTasks", {"status": "TASK_STATE_WORKING"}))["tasks"]
             await caller.ask("CancelTask", {"id": task["id"]})
             assert (await running)[0] == "CANCELED"
-            assert (await caller.told(origin(second), "ping"))[0] == "COMPLETED"
+            assert (await caller.call_target(origin(second), "ping"))[0] == "COMPLETED"
 
 
 class Silent(Scripted):
     """A server that never answers."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
 
@@ -493,16 +507,16 @@ async def test_unreachable_targets_fail_and_a_connecting_one_can_be_cancelled(tm
         serving(tmp_path, **allowing(address, origin(server))) as hub,
         Caller(hub, KEYS["planner"]) as caller,
     ):
-        state, told = await caller.told(address, "tools/list")
-        data = told["mcp_error"]["data"]
+        state, received = await caller.call_target(address, "tools/list")
+        data = received["mcp_error"]["data"]
         assert (state, data["kind"], data["reason"], data["executed"]) == ("FAILED", "network", "not_connected", "no")
-        assert "connection refused" in told["mcp_error"]["message"]
-        running = asyncio.ensure_future(caller.told(origin(server), "tools/list"))
+        assert "connection refused" in received["mcp_error"]["message"]
+        running = asyncio.ensure_future(caller.call_target(origin(server), "tools/list"))
         await eventually(lambda: bool(server.heard), "the server is spoken to")
         (task,) = (await caller.ask("ListTasks", {"status": "TASK_STATE_WORKING"}))["tasks"]
         await caller.ask("CancelTask", {"id": task["id"]})
-        state, told = await running
-        assert (state, told["mcp_error"]["data"]["executed"]) == ("CANCELED", "no")
+        state, received = await running
+        assert (state, received["mcp_error"]["data"]["executed"]) == ("CANCELED", "no")
 
 
 async def test_only_its_caller_sees_a_server_that_it_named(tmp_path: Path) -> None:
@@ -513,7 +527,7 @@ async def test_only_its_caller_sees_a_server_that_it_named(tmp_path: Path) -> No
             Caller(hub, KEYS["planner"]) as caller,
             Raw(hub.url, key=GUEST) as guest,
         ):
-            assert (await caller.told(origin(server), "tools/call", {"name": "hidden_tool"}))[0] == "COMPLETED"
+            assert (await caller.call_target(origin(server), "tools/call", {"name": "hidden_tool"}))[0] == "COMPLETED"
             name = next(word for line in hub.said for word in line.split() if "127.0.0.1" in word and "#" in word)
             pages = ["/v1/tools", "/v1/servers", "/.well-known/agent-card.json", "/.well-known/ai-catalog.json"]
             for key in (KEYS["planner"], GUEST):
@@ -534,7 +548,7 @@ async def test_targets_can_be_allowed_and_taken_back_while_the_hub_runs(tmp_path
         write_config(tmp_path, {}, **allowing(origin(server)))
         await eventually(lambda: caller.may(origin(server)), "the address may be named")
         write_config(tmp_path, {}, **allowing())
-        await eventually(lambda: any(heard.verb == "DELETE" for heard in server.heard), "the server is let go")
+        await eventually(lambda: any(request.verb == "DELETE" for request in server.heard), "the server is let go")
         # Of a cluster, the line counts when the last node has said it.
         await eventually(
             lambda: sum("configuration reloaded" in line for line in hub.said) >= 2, "the file is read twice"

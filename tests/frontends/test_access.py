@@ -1,4 +1,4 @@
-"""Who comes in, what they see, and that what they cannot see is not there."""
+"""Authentication, visible tools, and that hidden tools look missing."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_without_its_key_every_caller_is_rejected_alike(hub: HubProcess, l
         assert reply.headers["www-authenticate"].startswith("Bearer ")
         assert "send Authorization: Bearer KEY" in reply.json["error"]
         assert "isthmus token create NAME" in reply.json["error"]
-        # The connection is not the culprit: whoever comes next on it shows their own key.
+        # The connection is not the culprit: the next request on it has its own key.
         assert (await wire.request(PING, [*BASE, *key_header(GOOD)])).status == 200
 
 
@@ -179,7 +179,7 @@ def may(grants: Grants) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("at", range(len(GRANTS)), ids=lambda at: f"{GRANTS[at].allow} but {GRANTS[at].deny}")
-async def test_a_caller_is_shown_exactly_what_it_was_granted(hub: HubProcess, at: int) -> None:
+async def test_a_caller_sees_exactly_its_granted_tools(hub: HubProcess, at: int) -> None:
     granted = may(GRANTS[at])
     assert set(await listed(hub.port, key_of(at))) == {f"{server}.{tool}" for server, tool in granted}
     for server in {server for server, _ in TOOLS}:
@@ -198,7 +198,7 @@ def is_unknown(reply: Reply, name: str) -> bool:
     return (error.get("code"), error.get("message")) == (-32602, f"Unknown tool: {name}")
 
 
-async def test_what_is_listed_is_what_can_be_called_for_every_caller_and_tool(hub: HubProcess, ledger: Ledger) -> None:
+async def test_exactly_the_listed_tools_are_callable_for_every_caller(hub: HubProcess, ledger: Ledger) -> None:
     expected_nonces: set[str] = set()
     async with connected(hub.port) as wire:
         for at, (server, tool) in itertools.product(range(len(GRANTS)), TOOLS):
@@ -241,7 +241,7 @@ async def test_a_denied_tool_and_an_unknown_one_answer_alike_byte_for_byte(
 ) -> None:
     replies = []
     for name in (denied, unknown):
-        params = {"name": name, "arguments": {"text": 7}}  # not even its schema is told
+        params = {"name": name, "arguments": {"text": 7}}  # not even its schema is disclosed
         made = modern("tools/call", params) if era == "modern" else legacy("tools/call", params)
         headers = modern_headers("tools/call", name) if era == "modern" else BASE
         reply = await ask(hub.port, made, key_of(ONLY_ALPHA_PAY), path=path, headers=headers)

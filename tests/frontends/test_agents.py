@@ -17,10 +17,10 @@ from msgspec import Raw as Json
 from isthmus.model.tasks import DataPart, TextPart
 from isthmus.wire.a2a.operations import SendMessage
 from tests.conftest import Ledger
+from tests.faults.progress_server import STEPS, ProgressServer
 from tests.faults.scripted import HangUp as ServerHangUp
 from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.faults.watching import Tail, eventually
-from tests.faults.working import STEPS, Working
 from tests.frontends.test_a2a import Agent, run
 from tests.hubs import META, MODERN, PATIENT, HubProcess, Raw, node_urls, serving, stdio, write_config
 from tests.peers.launch import command
@@ -52,11 +52,11 @@ PLACES = {"v1": "", "v03": "/.well-known/agent.json"}
 class Echoing(Scripted):
     """A server that gives its arguments back, or the result that is one of them."""
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.arguments.get("hangs_up"):
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.arguments.get("hangs_up"):
             raise ServerHangUp
-        given = {"content": [{"type": "text", "text": "given"}], "structuredContent": heard.arguments}
-        out.write(reply(heard.result(heard.arguments.get("result", given))))
+        given = {"content": [{"type": "text", "text": "given"}], "structuredContent": request.arguments}
+        out.write(reply(request.result(request.arguments.get("result", given))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Field:
     hub: HubProcess
     caller: Raw
     ledger: Ledger
-    working: dict[str, Working]
+    working: dict[str, ProgressServer]
     agents: dict[Kind, ScriptedAgent]
 
     def agent(self, kind: Kind = KINDS[0]) -> ScriptedAgent:
@@ -83,7 +83,7 @@ async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field
     ledger = Ledger(inner / "ledger")
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        working = {place: await enter(Working()) for place in PLACES}
+        working = {place: await enter(ProgressServer()) for place in PLACES}
         servers = {
             "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
             "echo": (await enter(Echoing())).entry,
@@ -111,7 +111,7 @@ def server_of(kind: Kind) -> str:
     return f"{kind.binding.lower().replace('+', '_')}-{kind.version.replace('.', '_')}"
 
 
-def told(place: str, given: dict[str, Any]) -> dict[str, Any]:
+def inner_arguments(place: str, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments for a tool of the inner hub: its own, or what goes with words where no schema says which."""
     return given if place == "v1" else {"message": "go", "data": given}
 
@@ -136,10 +136,10 @@ async def test_a_hub_behind_a_hub_offers_its_tools_with_their_schemas(field: Fie
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_call_through_both_hubs_runs_once_and_keeps_its_exact_json(field: Field, place: str) -> None:
     given: dict[str, Any] = json.loads(EXACT)
-    result = (await field.caller.call(f"{place}.echo.t", told(place, given)))["result"]
+    result = (await field.caller.call(f"{place}.echo.t", inner_arguments(place, given)))["result"]
     assert json.dumps(result["structuredContent"]) == json.dumps(given)
     assert result["content"][-1] == {"type": "text", "text": "given"}
-    paid = await field.caller.call(f"{place}.raw.pay", told(place, {"nonce": f"once-{place}"}))
+    paid = await field.caller.call(f"{place}.raw.pay", inner_arguments(place, {"nonce": f"once-{place}"}))
     assert "result" in paid, paid
     assert paid["result"]["isError"] is False
     assert field.ledger.ran()[f"once-{place}"] == 1
@@ -167,7 +167,7 @@ async def test_a_result_passes_through_both_hubs_as_it_is(field: Field, *, is_er
 @pytest.mark.parametrize("place", PLACES)
 async def test_reports_and_questions_pass_through_both_hubs(field: Field, place: str) -> None:
     server = field.working[place]
-    asked = run(f"{place}.work_{place}.t", **told(place, {"asks": True}))
+    asked = run(f"{place}.work_{place}.t", **inner_arguments(place, {"asks": True}))
     async with (
         Agent(field.hub) as agent,
         agent.following("SendStreamingMessage", asked) as stream,
@@ -192,10 +192,10 @@ async def test_reports_and_questions_pass_through_both_hubs(field: Field, place:
 async def test_giving_a_call_up_reaches_the_server_behind_the_agent(field: Field, place: str) -> None:
     tail, nonce = Tail(field.ledger.path), f"given up {place}"
     async with Agent(field.hub) as agent, asyncio.timeout(SECONDS):
-        task = await agent.begin(f"{place}.raw.pay", **told(place, {"nonce": nonce, "mode": "sleep:60"}))
+        task = await agent.begin(f"{place}.raw.pay", **inner_arguments(place, {"nonce": nonce, "mode": "sleep:60"}))
         await eventually(lambda: nonce in tail.look().ran, "it runs")
         await agent.ask("CancelTask", {"id": task})
-        await eventually(lambda: nonce in tail.look().cancelled, "the server was told")
+        await eventually(lambda: nonce in tail.look().cancelled, "the server was cancelled")
 
 
 async def test_a_hub_that_is_its_own_agent_lists_nothing_twice(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ async def test_a_modern_caller_is_asked_by_the_result_and_comes_back_with_the_an
 
 
 async def ask_as_person(caller: Raw, params: dict[str, Any]) -> dict[str, Any]:
-    """The result of a modern call of somebody who can be asked."""
+    """The result of a modern call of a caller with elicitation."""
     meta = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {**params, "_meta": meta}}
     headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": params["name"]}

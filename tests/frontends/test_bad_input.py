@@ -60,7 +60,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
     assert not [line for line in running.said if "Traceback" in line or '"error"' in line]
 
 
-def told(reply: Reply) -> ExpectedReply:
+def actual(reply: Reply) -> ExpectedReply:
     return ExpectedReply(reply.status, reply.code if reply.body else None, reply.id_text)
 
 
@@ -79,26 +79,26 @@ async def test_every_change_of_every_member_gets_its_own_error(hub: HubProcess) 
         for case in mutations():
             headers = modern_headers(case.method, case.name) if case.era == "modern" else BASE
             reply = await wire.request(case.body, headers)
-            assert told(reply) == expected(case, "http"), f"{case.label}: {case.body!r} → {reply.body!r}"
+            assert actual(reply) == expected(case, "http"), f"{case.label}: {case.body!r} → {reply.body!r}"
             await lives_on(wire)
             seen[reply.code if reply.body else None] += 1
     assert sum(seen.values()) > 400
     assert set(seen) == {None, INVALID, PARAMS, MISMATCH, -32601}
 
 
-async def test_what_is_no_message_gets_its_own_error(hub: HubProcess) -> None:
+async def test_invalid_messages_get_specific_errors(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for label, (body, answer) in TEXTS.items():
             headers = modern_headers(method_in(body)) if is_modern(body) else BASE
             reply = await wire.request(body, headers)
-            assert told(reply) == answer, f"{label}: {reply.body[:300]!r}"
+            assert actual(reply) == answer, f"{label}: {reply.body[:300]!r}"
             await lives_on(wire)
 
 
 async def test_a_body_that_ends_early_is_not_json_wherever_it_ends(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for end in range(len(CALL)):
-            assert told(await wire.request(CALL[:end])) == ExpectedReply(400, PARSE, "null"), end
+            assert actual(await wire.request(CALL[:end])) == ExpectedReply(400, PARSE, "null"), end
         await lives_on(wire)
 
 
@@ -110,7 +110,7 @@ async def test_answers_to_nothing_are_taken_and_forgotten(hub: HubProcess, label
         await lives_on(wire)
 
 
-async def test_an_error_never_has_a_result_and_says_in_words_what_is_wrong(hub: HubProcess) -> None:
+async def test_an_error_has_no_result_and_a_readable_message(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for body, answer in TEXTS.values():
             if answer.code is not None and not is_modern(body):
@@ -171,7 +171,7 @@ async def conversing(folder: Path) -> AsyncIterator[Conversation]:
             await process.wait()
 
 
-def told_on_a_line(answers: list[bytes]) -> ExpectedReply | None:
+def actual_on_a_line(answers: list[bytes]) -> ExpectedReply | None:
     if not answers:
         return None
     (line,) = answers
@@ -183,15 +183,15 @@ async def test_over_standard_streams_every_change_gets_the_same_error(tmp_path: 
     async with conversing(tmp_path) as talk:
         for case in mutations():
             answers = await talk.say(case.body)
-            assert told_on_a_line(answers) == expected(case, "stdio"), f"{case.label}: {answers}"
+            assert actual_on_a_line(answers) == expected(case, "stdio"), f"{case.label}: {answers}"
 
 
-async def test_over_standard_streams_what_is_no_message_gets_the_same_error(tmp_path: Path) -> None:
+async def test_invalid_messages_over_stdio_get_the_same_errors(tmp_path: Path) -> None:
     async with conversing(tmp_path) as talk:
         for label, (body, answer) in TEXTS.items():
             answers = await talk.say(body)
             blank = not body.strip()
-            assert told_on_a_line(answers) == (None if blank else ExpectedReply(0, answer.code, answer.id)), label
+            assert actual_on_a_line(answers) == (None if blank else ExpectedReply(0, answer.code, answer.id)), label
         for label, body in ANSWERS.items():
             assert await talk.say(body) == [], label
 
@@ -199,7 +199,7 @@ async def test_over_standard_streams_what_is_no_message_gets_the_same_error(tmp_
 async def test_over_standard_streams_a_line_that_is_too_long_is_refused_and_the_next_is_read(tmp_path: Path) -> None:
     async with conversing(tmp_path) as talk:
         answers = await talk.say(CALL.replace(b'"hi"', b'"' + b"x" * (5 << 20) + b'"'))
-        assert told_on_a_line(answers) == ExpectedReply(0, INVALID, "null")
+        assert actual_on_a_line(answers) == ExpectedReply(0, INVALID, "null")
 
 
 # -- headers that must agree with the body -------------------------------------------------------------------------
@@ -250,18 +250,18 @@ MISMATCHES: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("label", MISMATCHES)
-async def test_headers_that_do_not_say_what_the_body_says_are_refused(hub: HubProcess, label: str) -> None:
+async def test_headers_that_contradict_the_body_are_refused(hub: HubProcess, label: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(modern("tools/call", ECHO, id=41)), MISMATCHES[label])
-        assert told(reply) == ExpectedReply(400, MISMATCH, "41"), reply.body
+        assert actual(reply) == ExpectedReply(400, MISMATCH, "41"), reply.body
         await lives_on(wire)
 
 
 @pytest.mark.parametrize("value", ["builtin.echo", sentinel("builtin.echo"), "  builtin.echo"])
-async def test_headers_that_say_what_the_body_says_pass(hub: HubProcess, value: str) -> None:
+async def test_headers_that_match_the_body_pass(hub: HubProcess, value: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(modern("tools/call", ECHO, id=41)), with_header("mcp-name", value))
-        assert told(reply) == ExpectedReply(200, None, "41")
+        assert actual(reply) == ExpectedReply(200, None, "41")
 
 
 async def test_an_unknown_version_is_answered_with_the_supported_ones(hub: HubProcess) -> None:
@@ -269,7 +269,7 @@ async def test_an_unknown_version_is_answered_with_the_supported_ones(hub: HubPr
     headers = with_header("mcp-protocol-version", "2099-01-01", method="server/discover")
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(legacy("server/discover", {"_meta": meta}, id=41)), headers)
-        assert told(reply) == ExpectedReply(400, UNSUPPORTED, "41")
+        assert actual(reply) == ExpectedReply(400, UNSUPPORTED, "41")
         assert reply.json["error"]["data"] == {
             "supported": [MODERN, "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"],
             "requested": "2099-01-01",
@@ -395,7 +395,7 @@ async def test_a_chunked_body_is_read_like_any_other(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         head = rendered("POST", "/mcp", [*BASE, ("transfer-encoding", "chunked")])
         await wire.say(head + b"".join(b"1\r\n%c\r\n" % byte for byte in CALL) + b"0\r\n\r\n")
-        assert told(await wire.reply()) == ExpectedReply(200, None, "41")
+        assert actual(await wire.reply()) == ExpectedReply(200, None, "41")
         await lives_on(wire)
 
 
@@ -406,7 +406,7 @@ async def test_a_client_that_expects_continue_gets_it(hub: HubProcess) -> None:
         async with asyncio.timeout(SECONDS):
             assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await wire.say(CALL)
-        assert told(await wire.reply()) == ExpectedReply(200, None, "41")
+        assert actual(await wire.reply()) == ExpectedReply(200, None, "41")
         await lives_on(wire)
 
 
@@ -483,7 +483,7 @@ async def test_a_chunked_body_over_the_limit_is_cut_off(hub: HubProcess) -> None
 async def test_a_body_of_exactly_the_limit_is_read(hub: HubProcess) -> None:
     body = CALL[:-1].ljust((4 << 20) - 1) + b"}"
     async with connected(hub.port) as wire:
-        assert told(await wire.request(body)) == ExpectedReply(200, None, "41")
+        assert actual(await wire.request(body)) == ExpectedReply(200, None, "41")
         assert (await wire.request(body + b" ")).status == 413
 
 
@@ -505,9 +505,9 @@ async def test_requests_sent_all_at_once_are_answered_in_order(hub: HubProcess) 
 async def test_an_unknown_session_is_not_found(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         headers = [*BASE, ("mcp-session-id", "nobody's")]
-        assert told(await wire.request(CALL, headers)) == ExpectedReply(404, INVALID, "41")
+        assert actual(await wire.request(CALL, headers)) == ExpectedReply(404, INVALID, "41")
         note = encoded(legacy("notifications/cancelled", {"requestId": 1}, id=None))
-        assert told(await wire.request(note, headers)) == ExpectedReply(404, INVALID, "null")
+        assert actual(await wire.request(note, headers)) == ExpectedReply(404, INVALID, "null")
         await lives_on(wire)
 
 

@@ -1,4 +1,4 @@
-"""Naming a tool of a server that was never reached: some callers hear why, others of no such tool."""
+"""Calling a tool of a server that was never reached: permitted callers get the reason, others an unknown tool."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ async def by_rest_get(hub: HubProcess, caller: str, name: str) -> tuple[Any, ...
     return _problem(await rest(hub, caller, "GET", f"/v1/tools/{name}"))
 
 
-def _problem(told: Any) -> tuple[Any, ...]:
-    return told["reason"], told["detail"], told["executed"], told.get("server")
+def _problem(received: Any) -> tuple[Any, ...]:
+    return received["reason"], received["detail"], received["executed"], received.get("server")
 
 
 async def by_a2a(hub: HubProcess, caller: str, name: str) -> tuple[Any, ...]:
@@ -123,9 +123,9 @@ async def by_vault(hub: HubProcess, caller: str, name: str) -> tuple[Any, ...]:
 async def _by_message(hub: HubProcess, caller: str, data: Any) -> tuple[Any, ...]:
     message = {"messageId": f"{caller} {data}", "role": "ROLE_USER", "parts": [{"data": data}]}
     task = (await post(hub, caller, "/a2a", legacy("SendMessage", {"message": message})))["result"]["task"]
-    told = task["status"]["message"]
-    data = told["metadata"]
-    text = told["parts"][0]["text"].rpartition("] ")[2]
+    received = task["status"]["message"]
+    data = received["metadata"]
+    text = received["parts"][0]["text"].rpartition("] ")[2]
     return data["reason"], text, data["executed"], data.get("server")
 
 
@@ -156,13 +156,15 @@ async def test_a_caller_that_could_use_the_tool_learns_that_its_server_is_down(h
 async def test_any_other_caller_gets_unknown_tool(hub: HubProcess, ask: Ask, caller: str, name: str) -> None:
     if ask is by_server and caller == "nothing":
         return  # nothing is at that address for it: 404, as of any other server that it may not use
-    told = await ask(hub, caller, name)
-    assert "not connected" not in str(told)
+    response = await ask(hub, caller, name)
+    assert "not connected" not in str(response)
     if ask in (by_server, by_command, by_vault):  # at a server that there is, or is not, for this caller
-        assert told[0] in ("unknown_tool", "unknown_server") if caller == "nothing" else told[0] == "unknown_tool"
+        assert (
+            response[0] in ("unknown_tool", "unknown_server") if caller == "nothing" else response[0] == "unknown_tool"
+        )
     else:
         same = await ask(hub, caller, name.replace("down", "nope"))
-        assert str(told).replace("down", "nope") == str(same)
+        assert str(response).replace("down", "nope") == str(same)
 
 
 async def test_names_for_language_models_name_the_longest_server_that_fits(flat: HubProcess) -> None:

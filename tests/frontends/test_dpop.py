@@ -27,7 +27,7 @@ from tests.faults.scripted import hub_of
 from tests.frontends.test_a2a_grpc import address
 from tests.hubs import META, MODERN, TRUSTED, stdio
 from tests.issuer import encoded, jwk_of, private_key
-from tests.security.trusting import Tap, Trusting, trusting
+from tests.security.issuer_hub import IssuerHub, Tap, issuer_hub
 from tests.unit.credentials.test_server_logins import logged_in
 from tests.unit.identity.test_dpop_proofs import thumbprint_of
 
@@ -68,14 +68,14 @@ class Holder(httpx2.Auth):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trusting]:
+async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[IssuerHub]:
     folder = tmp_path_factory.mktemp("dpop")
     servers = {"quick": stdio(quick_server.command(folder / "paid"))}
-    async with trusting(folder, servers, a2a={"grpc_port": 0}) as running:
+    async with issuer_hub(folder, servers, a2a={"grpc_port": 0}) as running:
         yield running
 
 
-def holder(here: Trusting, **claims: Any) -> Holder:
+def holder(here: IssuerHub, **claims: Any) -> Holder:
     return Holder(here.token(**BOUND), **claims)
 
 
@@ -87,7 +87,7 @@ def challenges(answer: httpx2.Response) -> list[str]:
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/quick", "/sse"])
-async def test_the_official_client_calls_with_a_bound_token(here: Trusting, path: str) -> None:
+async def test_the_official_client_calls_with_a_bound_token(here: IssuerHub, path: str) -> None:
     def client(headers: Any = None, timeout: Any = None, auth: Any = None) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(auth=holder(here), verify=TRUSTED, timeout=30.0)
 
@@ -113,7 +113,7 @@ async def test_the_official_client_calls_with_a_bound_token(here: Trusting, path
         ("GET", "/a2a/rest/tasks", None),
     ],
 )
-async def test_a_bound_token_opens_every_other_endpoint(here: Trusting, method: str, path: str, body: Any) -> None:
+async def test_a_bound_token_opens_every_other_endpoint(here: IssuerHub, method: str, path: str, body: Any) -> None:
     headers = {"a2a-version": "1.0"} if path.startswith("/a2a") else {}
     answer = await here.http.request(method, here.base + path, json=body, headers=headers, auth=holder(here))
     assert answer.status_code == 200, answer.text
@@ -123,7 +123,7 @@ async def test_a_bound_token_opens_every_other_endpoint(here: Trusting, method: 
     assert "it is bound to a key: send it as Authorization: DPoP" in refused.text
 
 
-async def test_a_bound_token_is_taken_over_grpc(here: Trusting) -> None:
+async def test_a_bound_token_is_taken_over_grpc(here: IssuerHub) -> None:
     target = await address(here.hub)
     given, got = (CLASSES[name] for name in METHODS["ListTasks"])
     holds = holder(here)
@@ -147,7 +147,7 @@ async def test_a_bound_token_is_taken_over_grpc(here: Trusting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claims", "told"),
+    ("claims", "expected"),
     [
         ({"htm": "POST"}, "its htm is not the method of this request"),
         ({"htu": "http://127.0.0.1/v1/tools"}, "its htu is not http://127.0.0.1:"),
@@ -157,17 +157,17 @@ async def test_a_bound_token_is_taken_over_grpc(here: Trusting) -> None:
         ({"jti": None}, "it has no jti"),
     ],
 )
-async def test_a_wrong_proof_is_reported_to_its_sender(here: Trusting, claims: dict[str, Any], told: str) -> None:
+async def test_a_wrong_proof_is_reported_to_its_sender(here: IssuerHub, claims: dict[str, Any], expected: str) -> None:
     answer = await here.http.get(f"{here.base}/v1/tools", auth=holder(here, **claims))
     assert answer.status_code == 401
     (challenge,) = challenges(answer)
     assert challenge.startswith("DPoP ")
     assert 'error="invalid_dpop_proof"' in challenge
-    assert told in challenge
+    assert expected in challenge
     assert 'algs="ES256 ' in challenge
 
 
-async def test_a_proof_is_good_for_one_request_also_on_the_connection_that_it_came_by(here: Trusting) -> None:
+async def test_a_proof_is_good_for_one_request_also_on_the_connection_that_it_came_by(here: IssuerHub) -> None:
     """A connection knows heads again by their bytes: the same bytes must not be let in again."""
     holds = holder(here)
     url = f"{here.base}/mcp"
@@ -184,7 +184,7 @@ async def test_a_proof_is_good_for_one_request_also_on_the_connection_that_it_ca
     assert "it was used already" in challenges(answers[1])[0]
 
 
-async def test_a_request_whose_body_comes_late_is_looked_at_twice_and_let_in(here: Trusting) -> None:
+async def test_a_request_whose_body_comes_late_is_looked_at_twice_and_let_in(here: IssuerHub) -> None:
     async def slowly() -> AsyncIterator[bytes]:
         yield b'{"nonce":'
         await asyncio.sleep(0.05)  # another read brings the rest
@@ -198,7 +198,7 @@ async def test_a_request_whose_body_comes_late_is_looked_at_twice_and_let_in(her
     assert answer.status_code == 200, answer.text
 
 
-async def test_what_is_ambiguous_or_missing_is_no_proof(here: Trusting) -> None:
+async def test_an_ambiguous_or_missing_proof_is_rejected(here: IssuerHub) -> None:
     url = f"{here.base}/v1/tools"
     holds = holder(here)
     shown = {"authorization": f"DPoP {holds.token}"}
@@ -215,7 +215,7 @@ async def test_what_is_ambiguous_or_missing_is_no_proof(here: Trusting) -> None:
     assert (await here.http.get(url, headers={**shown, "dpop": proofs[3]})).status_code == 200, "and was not used up"
 
 
-async def test_the_hub_says_that_it_takes_bound_tokens(here: Trusting) -> None:
+async def test_the_hub_says_that_it_takes_bound_tokens(here: IssuerHub) -> None:
     answer = await here.http.get(f"{here.base}/v1/tools")
     bearer, bound = challenges(answer)
     assert bearer.startswith("Bearer ")
@@ -226,13 +226,13 @@ async def test_the_hub_says_that_it_takes_bound_tokens(here: Trusting) -> None:
     assert "dpop_bound_access_tokens_required" not in document, "keys and bearer tokens are good, too"
 
 
-async def test_bad_proofs_of_a_good_token_are_no_guesses(here: Trusting) -> None:
+async def test_bad_proofs_of_a_good_token_are_no_guesses(here: IssuerHub) -> None:
     for _ in range(70):
         answer = await here.http.get(f"{here.base}/v1/tools", auth=holder(here, htm="PUT"))
         assert answer.status_code == 401
 
 
-async def test_no_token_proof_or_key_is_in_the_log(here: Trusting) -> None:
+async def test_no_token_proof_or_key_is_in_the_log(here: IssuerHub) -> None:
     said = "".join(here.hub.said)
     assert "PRIVATE" not in said
     assert BOUND["cnf"]["jkt"] not in said
@@ -242,7 +242,7 @@ async def test_no_token_proof_or_key_is_in_the_log(here: Trusting) -> None:
 
 
 async def test_a_nonce_of_the_hub_is_taken_up_and_lasts(tmp_path: Path) -> None:
-    async with trusting(tmp_path, dpop="nonce") as both:
+    async with issuer_hub(tmp_path, dpop="nonce") as both:
         holds = Holder(both.token(**BOUND))
         first = await both.http.get(f"{both.base}/v1/tools", auth=holds)
         assert (first.status_code, len(first.history)) == (200, 1)
@@ -266,7 +266,7 @@ async def test_a_hub_logs_in_at_another_with_a_key_of_its_own(tmp_path: Path) ->
     servers = {"quick": stdio(quick_server.command(folder / "paid"))}
     async with Tap(0).opened() as tap:
         public = f"http://127.0.0.1:{tap.own_port}"
-        async with trusting(folder, servers, {"public_url": public}, audience=None, dpop="nonce") as there:
+        async with issuer_hub(folder, servers, {"public_url": public}, audience=None, dpop="nonce") as there:
             tap.port = there.hub.port
             there.issuer.metadata = {"dpop_signing_alg_values_supported": ["ES256"]}
             entry = {"url": f"{public}/mcp", "oauth": {"origins": [there.issuer.url]}}

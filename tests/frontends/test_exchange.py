@@ -8,7 +8,7 @@ import pytest
 
 from tests.frontends.wire import until
 from tests.security.authority import Authority, Protected, entry_of
-from tests.security.trusting import KEY, trusting
+from tests.security.issuer_hub import KEY, issuer_hub
 from tests.unit.credentials.test_identity_tokens import ENTERPRISE, JWT_BEARER, Provider
 
 pytestmark = pytest.mark.one_process("each node exchanges the tokens of its callers for itself")
@@ -20,7 +20,7 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
     async with (
         Authority() as authority,
         Protected(authority) as server,
-        trusting(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
+        issuer_hub(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
     ):
 
         async def call(credential: str) -> tuple[int, dict[str, str]]:
@@ -37,7 +37,11 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
         exchanged = [form for form in authority.forms if form["grant_type"].endswith("token-exchange")]
         assert [form["subject_token"] for form in exchanged] == [alice, bob]
         assert {form["resource"] for form in exchanged} == {server.url}
-        by = {heard.session: heard.headers["authorization"] for heard in server.heard if heard.method == "tools/call"}
+        by = {
+            request.session: request.headers["authorization"]
+            for request in server.heard
+            if request.method == "tools/call"
+        }
         assert len(by) == 2
         assert len({shown[0] for shown in by.values()}) == 2, "each is called for in its own name"
         assert not any(token in shown for shown in server.shown for token in (alice, bob))
@@ -47,12 +51,12 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
         assert not any(token in "".join(both.hub.said) for token in (alice, bob, "token-1", "a secret"))
 
 
-async def test_a_token_that_may_do_less_is_not_served_by_what_another_was_exchanged_for(tmp_path: Path) -> None:
+async def test_a_narrower_token_does_not_reuse_the_exchange_of_a_broader_one(tmp_path: Path) -> None:
     """Alice gives an agent a token with few rights: her own calls must not lend it more."""
     async with (
         Authority() as authority,
         Protected(authority) as server,
-        trusting(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
+        issuer_hub(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
     ):
 
         async def call(token: str) -> str:
@@ -83,7 +87,7 @@ async def test_a_callers_identity_is_exchanged_at_the_company_and_then_at_the_au
         Provider() as provider,
         Authority() as authority,
         Protected(authority) as server,
-        trusting(tmp_path, {"s": entry_of(server, **ENTERPRISE, idp_issuer=provider.url)}) as both,
+        issuer_hub(tmp_path, {"s": entry_of(server, **ENTERPRISE, idp_issuer=provider.url)}) as both,
     ):
 
         async def call(credential: str) -> int:

@@ -1,4 +1,4 @@
-"""What callers are told of extensions, and apps (`ui://` resources, members of `_meta`) on their way through."""
+"""The extensions that the hub announces, and apps (`ui://` resources, members of `_meta`) that pass through it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ async def test_only_server_extensions_that_work_through_the_hub_are_advertised(
 ) -> None:
     greeted = await ask_legacy(hub, "initialize", HELLO, path)
     found = await ask_modern(hub, "server/discover", {}, path)
-    for told in (greeted["capabilities"], found["capabilities"]):
-        assert told["extensions"] == extensions
-        assert told.keys().isdisjoint({"tasks", "experimental"})
+    for received in (greeted["capabilities"], found["capabilities"]):
+        assert received["extensions"] == extensions
+        assert received.keys().isdisjoint({"tasks", "experimental"})
 
 
 async def test_a_server_without_extensions_is_shown_without(hub: HubProcess) -> None:
@@ -69,7 +69,7 @@ CALL = {"name": "app.clock", "arguments": {}}
 
 
 async def test_a_server_learns_whether_its_caller_can_show_an_app(hub: HubProcess) -> None:
-    told = {app_server.UI: {"mimeTypes": [app_server.MIME]}}
+    received = {app_server.UI: {"mimeTypes": [app_server.MIME]}}
     async with connected(hub.port) as wire:
         greeting = await wire.request(encoded(legacy("initialize", {**HELLO, "capabilities": SHOWS_APPS})), BASE)
         session = [*BASE, ("mcp-session-id", greeting.headers["mcp-session-id"])]
@@ -77,6 +77,6 @@ async def test_a_server_learns_whether_its_caller_can_show_an_app(hub: HubProces
         meta = {**META, "io.modelcontextprotocol/clientCapabilities": SHOWS_APPS}
         body = encoded(legacy("tools/call", {**CALL, "_meta": meta}))
         later = (await wire.request(body, modern_headers("tools/call", "app.clock"))).json["result"]
-    assert earlier["structuredContent"]["client"]["extensions"] == told
-    assert later["structuredContent"]["client"]["extensions"] == told
+    assert earlier["structuredContent"]["client"]["extensions"] == received
+    assert later["structuredContent"]["client"]["extensions"] == received
     assert (await ask_modern(hub, "tools/call", CALL))["structuredContent"]["client"] == {}

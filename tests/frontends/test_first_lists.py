@@ -31,7 +31,7 @@ class Client:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.told: list[str] = []
+        self.notifications: list[str] = []
         self.said: list[str] = []
 
     def ask(self, method: str, **params: Any) -> asyncio.Future[dict[str, Any]]:
@@ -62,7 +62,7 @@ class Client:
             if "id" in message:
                 self._answers[message["id"]].set_result(message)
             else:
-                self.told.append(message["method"])
+                self.notifications.append(message["method"])
 
     async def read_log(self) -> None:
         assert self._process.stderr is not None
@@ -77,7 +77,7 @@ async def named(asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
     missing: dict[str, Any] = next(
         (value for key, value in result.get("_meta", {}).items() if key.endswith("missing")), {}
     )
-    return {"tools": tools, "away": {server: told["state"] for server, told in missing.items()}}
+    return {"tools": tools, "away": {server: received["state"] for server, received in missing.items()}}
 
 
 @asynccontextmanager
@@ -175,7 +175,7 @@ async def test_a_server_that_was_seen_is_listed_at_once_and_its_calls_wait(field
         field.open()
         assert (await asyncio.wait_for(held, SECONDS))["result"]["content"][0]["text"] == "pay"
         assert await client.tools() == {"tools": {"late.pay": "pays"}, "away": {}}
-        assert client.told == [], "nothing has changed"
+        assert client.notifications == [], "nothing has changed"
 
 
 async def test_a_list_that_is_another_by_now_is_announced(field: Field) -> None:
@@ -188,7 +188,7 @@ async def test_a_list_that_is_another_by_now_is_announced(field: Field) -> None:
         held = client.call("late.gone")
         await client.tools()
         field.open()
-        await eventually(lambda: CHANGED in client.told, "the change is announced")
+        await eventually(lambda: CHANGED in client.notifications, "the change is announced")
         assert (await client.tools())["tools"] == {"late.pay": "pays twice", "late.refund": "gives back"}
         assert "Unknown tool" in json.dumps(await asyncio.wait_for(held, SECONDS))
     field.shut()
@@ -231,7 +231,7 @@ async def test_a_caller_that_waits_for_a_server_that_does_not_start_learns_why(f
         assert await client.tools() == {"tools": {"late.pay": "pays"}, "away": {"late": "retrying"}}
 
 
-async def test_what_is_withheld_stays_withheld_in_a_remembered_list(field: Field) -> None:
+async def test_withheld_tools_stay_withheld_in_a_remembered_list(field: Field) -> None:
     hub = {"pin": "strict"}
     await field.seen(hub=hub)
     field.lists(pay="pays somebody else", refund="gives back")

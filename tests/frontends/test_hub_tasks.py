@@ -87,8 +87,8 @@ class Place:
         self, method: str, params: dict[str, Any], *, key: str = ONE, path: str = "/mcp", can: Any = None
     ) -> Reply:
         """Ask in the modern era, as one that knows tasks unless it `can` do something else."""
-        told = {"extensions": {TASKS: {}}} if can is None else can
-        meta = {**META, "io.modelcontextprotocol/clientCapabilities": told}
+        received = {"extensions": {TASKS: {}}} if can is None else can
+        meta = {**META, "io.modelcontextprotocol/clientCapabilities": received}
         headers = [*modern_headers(method, params.get("taskId", params.get("name"))), *key_header(key)]
         async with connected(self.hub.port) as wire:
             return await wire.request(encoded(legacy(method, {**params, "_meta": meta})), headers, path=path)
@@ -99,8 +99,8 @@ class Place:
         id: str = (await self.modern("tools/call", params, can=can)).json["result"]["taskId"]
         return id
 
-    async def told(self, id: str, status: str) -> Any:
-        """A task of the modern era, once it stands so."""
+    async def task_with_status(self, id: str, status: str) -> Any:
+        """Poll a task of the modern era until it has this status."""
         found: Any = None
 
         async def is_so() -> bool:
@@ -165,13 +165,13 @@ async def test_tools_are_listed_as_tasks_for_clients_with_tasks(
     assert "execution" not in tools["old.do"]  # its server's own word counts
 
 
-async def test_what_is_claimed_is_what_can_be_done(place: Place) -> None:
+async def test_claimed_task_capabilities_work(place: Place) -> None:
     for version, tasks in (("2025-11-25", CLAIMED), ("2025-06-18", None)):
         hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-        told = (await place.ask("initialize", hello, path="/mcp/plain"))["result"]["capabilities"]
-        assert told.get("tasks") == tasks
-    told = (await place.modern("server/discover", {}, path="/mcp/plain")).json["result"]["capabilities"]
-    assert told["extensions"] == {TASKS: {}}
+        response = (await place.ask("initialize", hello, path="/mcp/plain"))["result"]["capabilities"]
+        assert response.get("tasks") == tasks
+    response = (await place.modern("server/discover", {}, path="/mcp/plain")).json["result"]["capabilities"]
+    assert response["extensions"] == {TASKS: {}}
 
 
 async def test_a_task_is_asked_for_and_comes_to_its_result(place: Place) -> None:
@@ -190,7 +190,7 @@ async def test_a_task_is_asked_for_and_comes_to_its_result(place: Place) -> None
     assert place.ledger().count("hold a") == 1
 
 
-async def test_a_failed_task_reports_what_the_call_would_have_reported(place: Place) -> None:
+async def test_a_failed_task_reports_the_same_error_as_the_call(place: Place) -> None:
     said_no, refused = await place.create("fail", "b"), await place.create("refuse", "b")
     result = (await place.ask("tasks/result", {"taskId": said_no}))["result"]
     assert (result["isError"], result["_meta"]) == (True, {RELATED: {"taskId": said_no}})
@@ -202,10 +202,10 @@ async def test_a_failed_task_reports_what_the_call_would_have_reported(place: Pl
         ("failed", None),
         ("failed", "not today"),
     ]
-    told = [(await place.modern("tasks/get", {"taskId": id})).json["result"] for id in (said_no, refused)]
-    assert [state["status"] for state in told] == ["completed", "failed"]
-    assert told[0]["result"]["isError"] is True
-    assert told[1]["error"] == error
+    received = [(await place.modern("tasks/get", {"taskId": id})).json["result"] for id in (said_no, refused)]
+    assert [state["status"] for state in received] == ["completed", "failed"]
+    assert received[0]["result"]["isError"] is True
+    assert received[1]["error"] == error
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ async def test_a_failed_task_reports_what_the_call_would_have_reported(place: Pl
         ({"name": "plain.echo", "arguments": {}, "task": {"ttl": -1}}, None),
     ],
 )
-async def test_what_cannot_be_begun_does_not_become_a_task(
+async def test_a_call_that_cannot_begin_becomes_no_task(
     place: Place, params: dict[str, Any], reason: str | None
 ) -> None:
     before = (await place.ask("tasks/list", {}, key=OTHER))["result"]["tasks"]
@@ -302,12 +302,12 @@ async def test_a_tasks_question_reaches_the_caller_that_waits_for_its_result(pla
         # The next is asked again.
         await second.say(rendered("POST", "/mcp", headers, body))
         assert (await second.head())[0] == 200
-        told = events(second)
-        question = await anext(told)
+        received = events(second)
+        question = await anext(received)
         assert question["params"]["message"] == "go on, e?"
         answer = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"ok": True}}}
         assert (await one._wire.request(encoded(answer), one.headers)).status == 202
-        result = (await anext(told))["result"]
+        result = (await anext(received))["result"]
     assert result["structuredContent"] == {"heard": {"action": "accept", "content": {"ok": True}}}
     assert result["_meta"] == {RELATED: {"taskId": id}}
     assert place.ledger().count("ask e") == 1
@@ -326,10 +326,10 @@ async def test_a_wait_for_a_waiting_task_does_not_delay_the_shutdown(tmp_path: P
         body = encoded(legacy("tasks/result", {"taskId": id}, id=7))
         await wire.say(rendered("POST", "/mcp", [*one.headers, ("content-length", str(len(body)))], body))
         await wire.head()
-        told = events(wire)
-        assert (await anext(told))["method"] == "elicitation/create"
+        received = events(wire)
+        assert (await anext(received))["method"] == "elicitation/create"
         hub.terminate()
-        (error,) = [said["error"] async for said in told if "error" in said]
+        (error,) = [said["error"] async for said in received if "error" in said]
         assert error["data"]["reason"] == "cancelled"
 
 
@@ -349,12 +349,12 @@ async def test_a_conversation_receives_the_status_of_its_task(place: Place) -> N
         await other.listen()
         params = {**begun("step", "f"), "_meta": {"progressToken": "mine"}}
         id = (await one.ask("tools/call", params))["result"]["task"]["taskId"]
-        heard = [await one.hear()]
+        received = [await one.receive()]
         place.release("f")
-        heard.append(await one.hear())
+        received.append(await one.receive())
         theirs = (await other.ask("tools/call", begun("echo", "f")))["result"]["task"]["taskId"]
-        assert (await other.hear())["params"]["taskId"] == theirs
-    progress, status = heard
+        assert (await other.receive())["params"]["taskId"] == theirs
+    progress, status = received
     assert progress["method"] == "notifications/progress"
     assert progress["params"] == {
         "progressToken": "mine",
@@ -387,7 +387,7 @@ async def test_a_call_that_takes_long_becomes_a_task(place: Place) -> None:
     state = (await place.modern("tasks/get", {"taskId": id})).json["result"]
     assert (state["resultType"], state["status"], state["ttlMs"]) == ("complete", "working", made["ttlMs"])
     place.release("h")
-    ended = await place.told(id, "completed")
+    ended = await place.task_with_status(id, "completed")
     assert ended["result"] == {"resultType": "complete", "content": [{"type": "text", "text": "h"}]}
     assert place.ledger().count("hold h") == 1
     assert (await place.ask("tasks/get", {"taskId": id}))["result"]["status"] == "completed"
@@ -414,10 +414,10 @@ async def test_a_client_without_tasks_waits_for_the_result(place: Place) -> None
     assert (refused.status, refused.code) == (400, -32021)
 
 
-async def test_what_a_task_asks_is_part_of_how_it_stands_and_answered_by_an_update(place: Place) -> None:
+async def test_a_tasks_question_is_part_of_its_state_and_answered_by_an_update(place: Place) -> None:
     id = await place.become("late", "k", can={"elicitation": {}, "extensions": {TASKS: {}}})
     place.release("k")
-    asking = await place.told(id, "input_required")
+    asking = await place.task_with_status(id, "input_required")
     ((key, question),) = asking["inputRequests"].items()
     assert (question["method"], question["params"]["message"]) == ("elicitation/create", "go on, k?")
     for nothing in ({}, {"another": {"action": "accept"}}, {key: 5}):
@@ -425,7 +425,7 @@ async def test_what_a_task_asks_is_part_of_how_it_stands_and_answered_by_an_upda
         assert answered.json["result"] == {"resultType": "complete"}
     answer = {key: {"action": "accept", "content": {"ok": True}}}
     await place.modern("tasks/update", {"taskId": id, "inputResponses": answer})
-    ended = await place.told(id, "completed")
+    ended = await place.task_with_status(id, "completed")
     assert ended["result"]["structuredContent"] == {"heard": {"action": "accept", "content": {"ok": True}}}
     assert "inputRequests" not in ended
 
@@ -434,7 +434,7 @@ async def test_a_modern_task_is_given_up(place: Place) -> None:
     id = await place.become("hold", "l")
     for _ in range(2):
         assert (await place.modern("tasks/cancel", {"taskId": id})).json["result"] == {"resultType": "complete"}
-    assert (await place.told(id, "cancelled"))["taskId"] == id
+    assert (await place.task_with_status(id, "cancelled"))["taskId"] == id
 
 
 async def test_a_caller_that_leaves_after_it_got_a_task_ends_nothing_and_can_follow_it(place: Place) -> None:
@@ -446,11 +446,11 @@ async def test_a_caller_that_leaves_after_it_got_a_task_ends_nothing_and_can_fol
     async with connected(place.hub.port) as wire, asyncio.timeout(SECONDS):
         await wire.say(rendered("POST", "/mcp", headers, body))
         assert (await wire.head())[0] == 200
-        told = events(wire)
-        assert (await anext(told))["params"]["notifications"]["taskIds"] == [id]
-        first = await anext(told)
+        received = events(wire)
+        assert (await anext(received))["params"]["notifications"]["taskIds"] == [id]
+        first = await anext(received)
         place.release("n")
-        last = await anext(told)
+        last = await anext(received)
     assert (first["method"], first["params"]["status"]) == ("notifications/tasks", "working")
     assert last["params"]["status"] == "completed"
     assert last["params"]["result"]["content"] == [{"type": "text", "text": "n"}]

@@ -176,7 +176,7 @@ def _expire_now(folder: Path) -> None:
 
 
 async def test_a_body_that_outlasts_its_key_is_rejected(tmp_path: Path) -> None:
-    """A request may be begun with a key that is good, and its body come when it is not any more."""
+    """A request may begin with a valid key, and its body may arrive after the key was revoked."""
     json_headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")]
     paths = {
         "/mcp": (modern_headers("subscriptions/listen")[1:], encoded(modern("subscriptions/listen", LISTEN))),
@@ -223,7 +223,7 @@ for line in sys.stdin:
     }
     if heard["method"] == "resources/subscribe":
         asked.touch()
-        may_answer.read_bytes()  # a pipe, which somebody opens in good time
+        may_answer.read_bytes()  # a pipe, which the test opens in good time
     found = results.get(heard["method"])
     body = {"error": {"code": -32601, "message": "no"}} if found is None else {"result": found}
     print(json.dumps({"jsonrpc": "2.0", "id": heard["id"], **body}), flush=True)

@@ -1,4 +1,4 @@
-"""What MCP callers of both eras are told by the hub itself: greetings, lists, sessions, streams of changes."""
+"""MCP callers of both eras and the hub itself: initialize, lists, sessions, streams of changes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_another_version_is_answered_with_the_newest_of_its_era(hub: HubPr
     assert (await ask(hub.port, hello(version))).json["result"]["protocolVersion"] == LEGACY[-1]
 
 
-async def test_a_greeting_of_the_modern_era_is_answered_with_what_is_spoken(hub: HubProcess) -> None:
+async def test_discover_returns_the_supported_versions(hub: HubProcess) -> None:
     result = (await ask_modern(hub.port, "server/discover")).json["result"]
     assert result["resultType"] == "complete"
     assert result["supportedVersions"] == [MODERN, *reversed(LEGACY)]
@@ -132,7 +132,7 @@ async def test_a_greeting_of_the_modern_era_is_answered_with_what_is_spoken(hub:
     assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "isthmus"
 
 
-async def test_a_modern_request_opens_no_session_and_needs_none(hub: HubProcess) -> None:
+async def test_a_modern_request_opens_no_session_and_ignores_a_session_id(hub: HubProcess) -> None:
     reply = await ask_modern(hub.port, "tools/list")
     assert "mcp-session-id" not in reply.headers
     stray = [*modern_headers("tools/list"), ("mcp-session-id", "of another time")]
@@ -290,9 +290,9 @@ class Stream:
 async def begun(wire: Wire, body: bytes, headers: Headers, *, method: str = "POST", path: str = "/mcp") -> Stream:
     """Send a request whose answer is a stream, and read its head."""
     await wire.say(rendered(method, path, [*headers, ("content-length", str(len(body)))], body))
-    status, told = await wire.head()
-    assert (status, told["content-type"]) == (200, "text/event-stream")
-    assert told["x-accel-buffering"] == "no"
+    status, received = await wire.head()
+    assert (status, received["content-type"]) == (200, "text/event-stream")
+    assert received["x-accel-buffering"] == "no"
     return Stream(wire)
 
 
@@ -387,7 +387,7 @@ async def test_only_callers_that_see_a_change_are_notified(hub: HubProcess) -> N
         await grow(hub.port, "grown in secret")
         assert (await anext(sees))["method"] == CHANGED
         assert (await anext(beside))["method"] == CHANGED
-        # Whoever was to hear has heard: the others would have been told in the same moment.
+        # The right listeners are notified: others would have been notified at the same moment.
         for stream in (blind, elsewhere, indifferent):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(stream), 0.05)
@@ -395,26 +395,26 @@ async def test_only_callers_that_see_a_change_are_notified(hub: HubProcess) -> N
 
 async def test_many_changes_make_at_most_one_notification_a_second(hub: HubProcess) -> None:
     clock = asyncio.get_running_loop().time
-    told = 0
+    received = 0
 
     async def note(stream: Stream) -> None:
-        nonlocal told
+        nonlocal received
         async for message in stream:
             assert message["method"] == CHANGED
-            told += 1
+            received += 1
 
     async with subscribed(hub.port) as stream:
         await anext(stream)
         started, count = clock(), 0
         noting = asyncio.ensure_future(note(stream))
-        while (count < 20 or told < 2) and not noting.done():
+        while (count < 20 or received < 2) and not noting.done():
             count += 1
             await announce(hub.port, f"grown often {count}")
             await asyncio.sleep(0.05)  # a server has a thousand tools at most
         assert noting.cancel()
         await until_named(f"raw.grown often {count}", hub.port)
     # The first at once, and however late it was read, each of the others a second after the one before it.
-    assert 2 <= told <= clock() - started + 1.5
+    assert 2 <= received <= clock() - started + 1.5
 
 
 async def test_a_change_that_leaves_the_list_equal_makes_no_notification(hub: HubProcess) -> None:

@@ -27,7 +27,7 @@ from mcp.shared.auth import (
 from tests.faults import quick_server
 from tests.frontends.wire import until
 from tests.hubs import NODES, TRUSTED, HubProcess, serving, stdio, write_config
-from tests.security.trusting import KEY, Tap, Trusting, trusting
+from tests.security.issuer_hub import KEY, IssuerHub, Tap, issuer_hub
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("oauth")]
 
@@ -70,13 +70,13 @@ class Browser:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trusting]:
+async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[IssuerHub]:
     """A hub behind another address, by which it is known; that address is what tokens are made for."""
     folder = tmp_path_factory.mktemp("oauth")
     servers = {"quick": stdio(quick_server.command(folder / "paid"))}
     async with Tap(0).opened() as tap:
         public = {"public_url": f"http://127.0.0.1:{tap.own_port}"}
-        async with trusting(folder, servers, public, allow=None, scopes=SCOPES, audience=None) as running:
+        async with issuer_hub(folder, servers, public, allow=None, scopes=SCOPES, audience=None) as running:
             tap.port = running.hub.port
             yield replace(running, public=public["public_url"])
 
@@ -95,7 +95,7 @@ async def _paid(url: str, auth: httpx2.Auth) -> str:
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/quick"])
-async def test_the_official_client_finds_the_issuer_and_logs_in(here: Trusting, path: str) -> None:
+async def test_the_official_client_finds_the_issuer_and_logs_in(here: IssuerHub, path: str) -> None:
     memory, browser = Memory(), Browser()
     url = here.public + path
     metadata = OAuthClientMetadata(redirect_uris=["http://127.0.0.1:1/back"], client_name="a test")  # type: ignore[list-item]
@@ -110,7 +110,7 @@ async def test_the_official_client_finds_the_issuer_and_logs_in(here: Trusting, 
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/quick"])
-async def test_the_official_client_logs_in_with_a_key(here: Trusting, path: str) -> None:
+async def test_the_official_client_logs_in_with_a_key(here: IssuerHub, path: str) -> None:
     memory = Memory()
     url = here.public + path
     auth = ClientCredentialsOAuthProvider(url, memory, client_id="planner", client_secret=KEY, issuer=here.public)
@@ -119,7 +119,7 @@ async def test_the_official_client_logs_in_with_a_key(here: Trusting, path: str)
     assert memory.tokens.access_token.startswith("ist1_")
 
 
-async def test_a_scope_allows_what_it_is_for_and_no_more(here: Trusting) -> None:
+async def test_a_scope_allows_only_its_own_tools(here: IssuerHub) -> None:
     listed = (await here.ask(here.token(aud=here.public, scope="files:read"))).json()["tools"]
     assert [tool["name"] for tool in listed] == ["quick.pay"]
     listed = (await here.ask(here.token(aud=here.public, scope="files:write files:read"))).json()["tools"]
@@ -144,7 +144,7 @@ async def _token(base: str, http: httpx2.AsyncClient, key: str = KEY) -> str:
     ("path", "method", "status"), [("/v1/tools", "GET", 200), ("/mcp", "POST", 400), ("/a2a", "POST", 200)]
 )
 async def test_a_token_is_as_good_as_its_key_on_every_frontend(
-    here: Trusting, path: str, method: str, status: int
+    here: IssuerHub, path: str, method: str, status: int
 ) -> None:
     token = await _token(here.base, here.http)
     kinds = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
@@ -156,7 +156,7 @@ async def test_a_token_is_as_good_as_its_key_on_every_frontend(
     assert len({answer.content for answer in answers}) == 1
 
 
-async def test_a_token_is_no_key_for_another(here: Trusting) -> None:
+async def test_a_token_is_no_key_for_another(here: IssuerHub) -> None:
     token = await _token(here.base, here.http)
     form = {"grant_type": "client_credentials", "client_id": "planner", "client_secret": token}
     assert (await here.http.post(f"{here.base}/oauth/token", data=form)).status_code == 401

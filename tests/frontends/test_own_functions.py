@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from isthmus.library import Questions, ToolRequest, ToolService, ToolStatus, tool
 from isthmus.upstream.python.registry import REGISTRY
-from tests.frontends.test_a2a import Agent, run, told
+from tests.frontends.test_a2a import Agent, run, stream_events
 from tests.hubs import PATIENT, HubProcess, serving
-from tests.matrix.persons import FORMS, Action, ClientName, Mouth, Person, client_of
+from tests.matrix.answering_clients import FORMS, Action, Answerer, Behaviour, ClientName, client_of
 
 SECONDS = 30.0
 
@@ -152,7 +152,7 @@ async def over_a2a(hub: HubProcess) -> None:
             assert HELLO in json.dumps(done["artifacts"])
         body = {"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": run("builtin.fail", words="no")}
         async with agent.http.stream("POST", "/a2a", json=body) as answer:
-            events = [data["result"] async for _, data in told(answer.aiter_lines())]
+            events = [data["result"] async for _, data in stream_events(answer.aiter_lines())]
         assert events[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_FAILED"
 
 
@@ -167,16 +167,16 @@ async def over_mcp(hub: HubProcess, client_name: ClientName) -> None:
 
 async def _greeted(hub: HubProcess, client_name: ClientName, name: str, action: Action) -> tuple[str, list[str | None]]:
     """What a call came to, and what was heard on the way."""
-    heard: list[str | None] = []
+    received: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(message)
+        received.append(message)
 
     async with AsyncExitStack() as stack:
-        client = await client_of(stack, hub.url, Mouth(Person(("elicitation",), action)), client_name)
+        client = await client_of(stack, hub.url, Answerer(Behaviour(("elicitation",), action)), client_name)
         result = await client.call_tool(f"builtin.{name}", {}, progress_callback=hear)
     block: Any = result.content[0]
-    return block.text, heard
+    return block.text, received
 
 
 @pytest.mark.usefixtures("own_imports")

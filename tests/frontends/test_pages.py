@@ -57,7 +57,7 @@ async def run(pages: Site, hub: HubProcess, host: str, script: str) -> Any:
 
 
 async def test_a_listed_page_speaks_mcp_rest_and_a2a(hub: HubProcess, pages: Site) -> None:
-    told = await run(
+    response = await run(
         pages,
         hub,
         LISTED,
@@ -85,22 +85,22 @@ async def test_a_listed_page_speaks_mcp_rest_and_a2a(hub: HubProcess, pages: Sit
         return {greeted, called, own, stream: stream.status, kept, ended, listed, rest, sent, streamed, card, catalog};
         """,
     )
-    assert "failed" not in told, told
-    assert told["greeted"]["headers"]["mcp-session-id"]
-    assert "from a page" in told["called"]["text"]
-    assert '"echo"' in told["own"]["text"]
-    assert "no-store" in told["kept"], "else Chromium often sends the DELETE twice"
-    assert (told["stream"], told["ended"]["status"]) == (200, 204)
-    assert "builtin.echo" in told["listed"]["text"]
-    assert "rest" in told["rest"]["text"]
-    assert "TASK_STATE_COMPLETED" in told["sent"]["text"]
-    assert "TASK_STATE_COMPLETED" in told["streamed"]["text"]
-    assert "skills" in told["card"]["text"]
-    assert told["catalog"]["status"] == 200
+    assert "failed" not in response, response
+    assert response["greeted"]["headers"]["mcp-session-id"]
+    assert "from a page" in response["called"]["text"]
+    assert '"echo"' in response["own"]["text"]
+    assert "no-store" in response["kept"], "else Chromium often sends the DELETE twice"
+    assert (response["stream"], response["ended"]["status"]) == (200, 204)
+    assert "builtin.echo" in response["listed"]["text"]
+    assert "rest" in response["rest"]["text"]
+    assert "TASK_STATE_COMPLETED" in response["sent"]["text"]
+    assert "TASK_STATE_COMPLETED" in response["streamed"]["text"]
+    assert "skills" in response["card"]["text"]
+    assert response["catalog"]["status"] == 200
 
 
 async def test_a_listed_page_reads_why_it_is_refused(hub: HubProcess, pages: Site) -> None:
-    told = await run(
+    received = await run(
         pages,
         hub,
         LISTED,
@@ -114,16 +114,16 @@ async def test_a_listed_page_reads_why_it_is_refused(hub: HubProcess, pages: Sit
         return {unkeyed, slowed, unknown};
         """,
     )
-    assert "failed" not in told, told
-    assert [answer["status"] for answer in told["unkeyed"]] == [401, 401, 401]
-    assert all("Bearer" in answer["headers"]["www-authenticate"] for answer in told["unkeyed"]), told["unkeyed"]
-    assert told["slowed"]["status"] == 429
-    assert int(told["slowed"]["headers"]["retry-after"]) > 0
-    assert told["unknown"]["status"] == 404
+    assert "failed" not in received, received
+    assert [answer["status"] for answer in received["unkeyed"]] == [401, 401, 401]
+    assert all("Bearer" in answer["headers"]["www-authenticate"] for answer in received["unkeyed"]), received["unkeyed"]
+    assert received["slowed"]["status"] == 429
+    assert int(received["slowed"]["headers"]["retry-after"]) > 0
+    assert received["unknown"]["status"] == 404
 
 
 async def test_another_page_reads_nothing_and_runs_nothing(hub: HubProcess, pages: Site) -> None:
-    told = await run(
+    response = await run(
         pages,
         hub,
         OTHER,
@@ -141,7 +141,7 @@ async def test_another_page_reads_nothing_and_runs_nothing(hub: HubProcess, page
         return told;
         """,
     )
-    assert told == dict.fromkeys(("mcp", "rest", "a2a", "simple"), "TypeError")
+    assert response == dict.fromkeys(("mcp", "rest", "a2a", "simple"), "TypeError")
 
 
 # -- on the wire -------------------------------------------------------------------------------------------------------
@@ -164,14 +164,14 @@ async def test_a_preflight_is_answered_to_a_listed_page(hub: HubProcess, pages: 
     asked = [("access-control-request-method", "DELETE"), ("access-control-request-headers", wanted)]
     private = ("access-control-request-private-network", "true")
     reply = await ask(hub, "OPTIONS", path, ("origin", pages.origin(LISTED)), *asked, private)
-    told = cors_in(reply)
-    assert (reply.status, told["access-control-allow-origin"]) == (204, pages.origin(LISTED))
-    names = {name.strip() for name in told["access-control-allow-headers"].split(",")}
+    received = cors_in(reply)
+    assert (reply.status, received["access-control-allow-origin"]) == (204, pages.origin(LISTED))
+    names = {name.strip() for name in received["access-control-allow-headers"].split(",")}
     assert {*wanted.split(","), "x-api-key", "last-event-id", "a2a-version", "mcp-protocol-version"} <= names
-    assert "DELETE" in told["access-control-allow-methods"]
-    assert told["access-control-allow-private-network"] == "true"
-    assert int(told["access-control-max-age"]) > 0
-    assert "access-control-allow-credentials" not in told
+    assert "DELETE" in received["access-control-allow-methods"]
+    assert received["access-control-allow-private-network"] == "true"
+    assert int(received["access-control-max-age"]) > 0
+    assert "access-control-allow-credentials" not in received
     for origin in (pages.origin(OTHER), "null", f"{pages.origin(LISTED)}0", "*"):
         other = await ask(hub, "OPTIONS", path, ("origin", origin), *asked, private)
         assert "access-control-allow-private-network" not in other.headers
@@ -182,10 +182,10 @@ async def test_a_preflight_is_answered_to_a_listed_page(hub: HubProcess, pages: 
 async def test_an_answer_names_the_one_origin_that_asked(hub: HubProcess, pages: Site, path: str) -> None:
     body = encoded(legacy("ping"))
     for headers, has_key in (((), False), (key_header(KEY), True)):
-        told = await ask(hub, "POST", path, ("origin", pages.origin(LISTED)), *headers, body=body)
-        assert told.headers["access-control-allow-origin"] == pages.origin(LISTED)
-        assert told.headers["vary"] == "origin"
-        assert (told.status == 401) is not has_key
+        response = await ask(hub, "POST", path, ("origin", pages.origin(LISTED)), *headers, body=body)
+        assert response.headers["access-control-allow-origin"] == pages.origin(LISTED)
+        assert response.headers["vary"] == "origin"
+        assert (response.status == 401) is not has_key
         for origin in ((), (("origin", pages.origin(OTHER)),)):
             assert not cors_in(await ask(hub, "POST", path, *origin, *headers, body=body))
 

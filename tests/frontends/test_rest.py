@@ -62,7 +62,7 @@ def events_in(text: str) -> list[tuple[str, Any]]:
     return [(name, json.loads(data)) for name, data in re.findall(r"event: (\w+)\ndata: (.*)\n\n", text)]
 
 
-async def test_lists_have_what_the_servers_offer_and_name_the_missing_ones(http: httpx2.AsyncClient) -> None:
+async def test_lists_contain_all_features_and_name_missing_servers(http: httpx2.AsyncClient) -> None:
     tools = (await http.get("/v1/tools", params={"server": "shelf"})).json()
     assert {tool["name"] for tool in tools["tools"]} == {f"shelf.{name}" for name in content.TOOLS}
     everything = (await http.get("/v1/resources")).json()
@@ -100,13 +100,13 @@ async def test_prompts_are_written_out_and_arguments_completed(http: httpx2.Asyn
 async def test_a_stream_has_progress_and_log_and_ends_with_the_result(http: httpx2.AsyncClient) -> None:
     headers = {"accept": "text/event-stream"}
     slow = await http.post("/v1/tools/raw.echo", json={"text": "a", "mode": "progress:2"}, headers=headers)
-    told = events_in(slow.text)
-    assert [name for name, _ in told] == ["progress", "progress", "result"]
-    assert [data["progress"] for name, data in told if name == "progress"] == [1, 2]
+    received = events_in(slow.text)
+    assert [name for name, _ in received] == ["progress", "progress", "result"]
+    assert [data["progress"] for name, data in received if name == "progress"] == [1, 2]
     logged = await http.post("/v1/tools/shelf.log_some?log=warning", json={}, headers=headers)
-    told = events_in(logged.text)
-    assert [data["level"] for name, data in told if name == "log"] == ["warning", "error"]
-    assert told[-1][0] == "result"
+    received = events_in(logged.text)
+    assert [data["level"] for name, data in received if name == "log"] == ["warning", "error"]
+    assert received[-1][0] == "result"
 
 
 PUBLISH = {"title": "Tides", "findings": ["two a day"]}
@@ -116,13 +116,13 @@ async def test_a_question_of_a_server_is_an_event_and_its_answer_a_request(http:
     wanted = {"Accept": "text/event-stream"}
     url = "/v1/tools/workshop.publish?questions=form,url"
     async with asyncio.timeout(SECONDS), http.stream("POST", url, json=PUBLISH, headers=wanted) as stream:
-        told: list[tuple[str, Any]] = []
+        received: list[tuple[str, Any]] = []
         text = ""
         async for chunk in stream.aiter_text():
             text += chunk
-            if told or not (told := events_in(text)):
+            if received or not (received := events_in(text)):
                 continue
-            name, asked = told[0]
+            name, asked = received[0]
             assert (name, asked["method"]) == ("question", "elicitation/create")
             assert asked["params"]["requestedSchema"]["required"] == ["signed_by"]
             path = f"/v1/questions/{asked['id']}"
@@ -173,8 +173,8 @@ async def test_a_fault_says_whether_the_tool_ran(http: httpx2.AsyncClient) -> No
     lost = await http.post("/v1/tools/mortal.pay", json={"nonce": "lost", "mode": "die_after_ledger"})
     assert lost.status_code == 504
     assert lost.headers["content-type"] == "application/problem+json"
-    told = lost.json()
-    assert (told["reason"], told["executed"], told["server"]) == ("lost", "unknown", "mortal")
+    response = lost.json()
+    assert (response["reason"], response["executed"], response["server"]) == ("lost", "unknown", "mortal")
 
 
 async def test_a_client_that_hangs_up_cancels_the_call(hub: HubProcess, ledger: Ledger) -> None:
@@ -198,7 +198,7 @@ async def test_a_body_that_is_too_long_is_a_problem_too(http: httpx2.AsyncClient
     assert refused.json()["executed"] == "no"
 
 
-async def test_only_an_operator_sees_what_is_the_operators(tmp_path: Path) -> None:
+async def test_only_an_operator_sees_operator_details(tmp_path: Path) -> None:
     callers: dict[str, dict[str, Any]] = {
         "operator": {"key": "k3y-of-operator-0123456789", "operator": True},
         "all": {"key": "k3y-of-all-0123456789", "allow": ["*"]},
@@ -269,7 +269,9 @@ async def test_every_example_of_the_page_is_known() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None and not os.environ.get("CI"), reason="the examples are curl's")
 @pytest.mark.parametrize(("example", "kind", "expected"), EXAMPLES)
-async def test_the_examples_of_the_page_say_what_comes(hub: HubProcess, example: str, kind: str, expected: str) -> None:
+async def test_the_examples_of_the_page_match_real_output(
+    hub: HubProcess, example: str, kind: str, expected: str
+) -> None:
     words = shlex.split(example.replace(HOME, f"http://127.0.0.1:{hub.port}"))
     process = await asyncio.create_subprocess_exec(
         words[0], "-sS", "--max-time", "30", *words[1:], stdout=asyncio.subprocess.PIPE
@@ -280,9 +282,9 @@ async def test_the_examples_of_the_page_say_what_comes(hub: HubProcess, example:
         case "json":
             assert json.loads(said) == json.loads(expected)
         case "text":
-            told, wanted = events_in(said), events_in(expected)
-            assert [name for name, _ in told] == [name for name, _ in wanted]
+            received, wanted = events_in(said), events_in(expected)
+            assert [name for name, _ in received] == [name for name, _ in wanted]
             # Results of servers may say more than the page has room for.
-            assert all(got.items() >= shown.items() for (_, got), (_, shown) in zip(told, wanted, strict=True))
+            assert all(got.items() >= shown.items() for (_, got), (_, shown) in zip(received, wanted, strict=True))
         case _:
             assert "status" not in json.loads(said)

@@ -1,4 +1,4 @@
-"""Who can reach what, over REST: the matrix is what callers get, with reasons; a preview is what a reload gives."""
+"""Access reports over REST: the matrix matches real access, with reasons; a preview matches the next reload."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ async def matrix(http: httpx2.AsyncClient) -> Matrix:
 
 
 @pytest.mark.parametrize("caller", sorted(permitted.CALLERS))
-async def test_the_matrix_is_what_each_caller_is_listed(hub: HubProcess, caller: str) -> None:
+async def test_the_access_matrix_matches_the_lists_of_each_caller(hub: HubProcess, caller: str) -> None:
     async with client(hub) as http, client(hub, caller) as own:
-        told = await cells(http, caller=caller, frontend="rest")
+        response = await cells(http, caller=caller, frontend="rest")
         for path, member in LISTS.items():
             listed = next(iter((await read(own, f"/v1/{path}")).values()))
             names = {each[member] for each in listed}
             kind = path.rpartition("/")[2]
-            assert {name for (of, name), cell in told.items() if of == kind and cell["allowed"]} == names
+            assert {name for (of, name), cell in response.items() if of == kind and cell["allowed"]} == names
 
 
 async def test_only_operators_may_look(hub: HubProcess) -> None:
@@ -128,19 +128,19 @@ async def test_every_cell_has_its_reason(hub: HubProcess) -> None:
         assert local["tools", "builtin.echo"]["by"] == "local"
 
 
-async def test_a_summary_counts_what_each_caller_reaches_of_each_server(hub: HubProcess) -> None:
+async def test_a_summary_counts_the_reachable_features_per_caller_and_server(hub: HubProcess) -> None:
     async with client(hub) as http:
-        told = await read(http, "/v1/access/servers")
-        names = [caller["name"] for caller in told["callers"]]
+        response = await read(http, "/v1/access/servers")
+        names = [caller["name"] for caller in response["callers"]]
         assert names == [*sorted(CALLERS), "local"]
         found = await matrix(http)
-        for server in told["servers"]:
+        for server in response["servers"]:
             for name, reached in zip(names, server["reached"], strict=True):
                 page = await read(http, f"/v1/access?limit=1000&server={server['name']}&caller={name}")
                 of_server = [(each["list"], each["name"]) for each in page["features"]]
                 assert reached == sum(found[name, None, *each] for each in of_server)
                 assert server["features"] == len(of_server)
-        faced = next(caller for caller in told["callers"] if caller["name"] == "faced")
+        faced = next(caller for caller in response["callers"] if caller["name"] == "faced")
         assert (faced["frontends"], faced["allow"], faced["operator"]) == (
             ["rest", "a2a", "mcp", "sse"],
             ["alpha", "gamma.look"],
@@ -261,7 +261,7 @@ def changed(before: Matrix, after: Matrix, *, is_now: bool) -> set[tuple[str, st
     }
 
 
-def told_of(preview: dict[str, Any], word: str) -> dict[tuple[str, str | None, str, str], dict[str, Any]]:
+def changes_with(preview: dict[str, Any], word: str) -> dict[tuple[str, str | None, str, str], dict[str, Any]]:
     return {
         (each["caller"], each["frontend"], feature["list"], feature["name"]): feature
         for each in preview["changes"]
@@ -270,7 +270,7 @@ def told_of(preview: dict[str, Any], word: str) -> dict[tuple[str, str | None, s
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
-async def test_a_preview_is_what_a_reload_then_gives(hub: HubProcess, folder: Path, change: dict[str, Any]) -> None:
+async def test_a_preview_matches_the_reload(hub: HubProcess, folder: Path, change: dict[str, Any]) -> None:
     async with client(hub) as http:
         before = await matrix(http)
 
@@ -295,8 +295,8 @@ async def test_a_preview_is_what_a_reload_then_gives(hub: HubProcess, folder: Pa
         with configured(folder, **applied(change)):
             await eventually(is_changed, "the change is applied")
             after = await matrix(http)
-            appear, vanish = told_of(preview, "appear"), told_of(preview, "vanish")
-            # A frontend whose rules differ is told about, even if they happen to allow the same.
+            appear, vanish = changes_with(preview, "appear"), changes_with(preview, "vanish")
+            # A frontend whose rules differ is reported, even if they happen to allow the same.
             assert changed(before, after, is_now=True) <= appear.keys()
             assert changed(before, after, is_now=False) <= vanish.keys()
             assert all(after[key] and not before[key] for key in appear)
@@ -328,8 +328,11 @@ async def test_unreachable_tools_have_their_reason_and_keys_have_their_own(
             base_url=f"http://127.0.0.1:{hub.port}", headers={"x-api-key": key}, timeout=30.0, verify=TRUSTED
         ) as http,
     ):
-        told = await read(http, "/v1/access?caller=guest-*&tool=desk.add")
-        own = {caller["key"]: cell for caller, cell in zip(told["callers"], told["features"][0]["cells"], strict=True)}
+        response = await read(http, "/v1/access?caller=guest-*&tool=desk.add")
+        own = {
+            caller["key"]: cell
+            for caller, cell in zip(response["callers"], response["features"][0]["cells"], strict=True)
+        }
         assert [cell["allowed"] for cell in own.values()] == [True, False]
         assert all(cell["by"] == "key" and f"key {id}.allow" in cell["reason"] for id, cell in own.items())
         hidden = await read(http, "/v1/access?caller=local&tool=desk.fail")
@@ -355,28 +358,28 @@ async def test_an_open_hub_has_one_caller(tmp_path: Path) -> None:
         serving(tmp_path) as hub,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=30.0, verify=TRUSTED) as http,
     ):
-        told = await read(http, "/v1/access?tool=builtin.echo")
-        assert [caller["name"] for caller in told["callers"]] == ["local"]
-        assert told["features"][0]["cells"] == [
+        response = await read(http, "/v1/access?tool=builtin.echo")
+        assert [caller["name"] for caller in response["callers"]] == ["local"]
+        assert response["features"][0]["cells"] == [
             {"allowed": True, "by": "open", "reason": "the hub is open: it needs no keys"}
         ]
 
 
-async def test_a_caller_that_is_bound_to_a_set_reaches_what_the_set_has(tmp_path: Path) -> None:
+async def test_a_caller_bound_to_a_set_reaches_the_tools_of_the_set(tmp_path: Path) -> None:
     callers = {
         "ops": {"key": permitted.key_of("ops"), "allow": ["*"], "operator": True},
         "bound": {"key": permitted.key_of("bound"), "allow": ["*"], "set": "small"},
     }
     async with serving(tmp_path, {}, callers=callers, sets={"small": {"tools": ["builtin.echo"]}}) as hub:
         async with client(hub) as http:
-            told = await cells(http, caller="bound", server="builtin")
+            response = await cells(http, caller="bound", server="builtin")
             counted = await read(http, "/v1/access/servers?caller=bound")
         async with client(hub, "bound") as own:
             assert [each["name"] for each in (await read(own, "/v1/tools"))["tools"]] == ["echo"]
     assert [each["set"] for each in counted["callers"]] == ["small"]
-    assert {name: cell["allowed"] for (_, name), cell in told.items()} == {
+    assert {name: cell["allowed"] for (_, name), cell in response.items()} == {
         "builtin.chat_log": False, "builtin.echo": True, "builtin.timestamp": False,
     }  # fmt: skip
-    assert told["tools", "builtin.echo"]["reason"] == "* in callers.bound.allow; builtin.echo in the set small"
-    assert told["tools", "builtin.timestamp"] == {"allowed": False, "by": "set", "reason": "not in the set small"}
+    assert response["tools", "builtin.echo"]["reason"] == "* in callers.bound.allow; builtin.echo in the set small"
+    assert response["tools", "builtin.timestamp"] == {"allowed": False, "by": "set", "reason": "not in the set small"}
     assert [(each["name"], each["features"], each["reached"]) for each in counted["servers"]] == [("builtin", 3, [1])]

@@ -156,19 +156,19 @@ async def test_an_export_has_every_record_as_it_is_stored(hub: HubProcess) -> No
 
 async def test_an_intact_log_is_said_to_be_intact(hub: HubProcess) -> None:
     async with client(hub) as http:
-        told = (await http.post("/v1/audit/verify")).json()
-        logs = told["slots"] or [told]  # one for each node
+        response = (await http.post("/v1/audit/verify")).json()
+        logs = response["slots"] or [response]  # one for each node
         count = sum(each["records"] for each in logs)
-        assert (told["good"], told["bad"], count) == (True, None, len(await records(http)))
+        assert (response["good"], response["bad"], count) == (True, None, len(await records(http)))
         for log in logs:
             name = f"The audit log of node {log['node']}" if "node" in log else "The audit log"
-            assert f"{name} is intact: {log['records']} records, 1 to {log['last']}." in told["said"]
+            assert f"{name} is intact: {log['records']} records, 1 to {log['last']}." in response["said"]
         async with http.stream("POST", "/v1/audit/verify", headers={"accept": "text/event-stream"}) as stream:
             lines = [line async for line in stream.aiter_lines() if line]
         assert lines[0] == "event: progress"
         assert json.loads(lines[1][6:]) == {"records": 0, "total": count}
         result = json.loads(lines[-1][6:])
-        assert (lines[-2], result["good"], result["last"]) == ("event: result", True, told["last"])
+        assert (lines[-2], result["good"], result["last"]) == ("event: result", True, response["last"])
 
 
 @pytest.mark.one_process(
@@ -180,10 +180,10 @@ async def test_a_tampered_log_is_reported_with_its_first_bad_record(
     async with audited(tmp_path) as hub, client(hub) as http:
         with closing(sqlite3.connect(tmp_path / "state" / "journal.db", isolation_level=None)) as journal:
             journal.execute("UPDATE audit SET content = replace(content, 'ops', 'cal') WHERE number = 3")
-        told = (await http.post("/v1/audit/verify")).json()
+        response = (await http.post("/v1/audit/verify")).json()
         why = "it was changed, or does not follow the record before it"
-        assert (told["good"], told["records"], told["bad"]) == (False, 2, {"record": 3, "why": why})
-        assert told["said"] == [f"The audit log failed verification: record 3: {why}"]
+        assert (response["good"], response["records"], response["bad"]) == (False, 2, {"record": 3, "why": why})
+        assert response["said"] == [f"The audit log failed verification: record 3: {why}"]
         assert len(await records(http)) >= CALLS, "it can be read all the same"
         exported = (await http.get("/v1/audit?format=jsonl")).text
         assert await export_log(tmp_path / "isthmus.json", None, None, "jsonl") == 0

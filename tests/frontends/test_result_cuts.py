@@ -87,7 +87,7 @@ async def test_over_mcp_a_text_is_cut_and_the_link_leads_to_the_whole(hub: HubPr
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_is_left_out_is_read_in_parts(hub: HubProcess, mode: Any) -> None:
+async def test_cut_results_are_read_in_parts(hub: HubProcess, mode: Any) -> None:
     async with mcp_client(hub, mode) as mcp:
         (begun, _) = (await mcp.call_tool("big.text", {"size": SIZE})).content
         found, note = begun.text.rsplit("\n[", 1)
@@ -108,7 +108,7 @@ async def test_what_is_left_out_is_read_in_parts(hub: HubProcess, mode: Any) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_official_client_accepts_what_is_left_of_structured_content(hub: HubProcess, mode: Any) -> None:
+async def test_the_official_client_accepts_cut_structured_content(hub: HubProcess, mode: Any) -> None:
     async with mcp_client(hub, mode) as mcp:
         await mcp.list_tools()  # now it knows the output schema, and checks results against it
         few = await mcp.call_tool("big.rows", {"size": 800})
@@ -151,8 +151,8 @@ async def test_over_rest_the_whole_is_read_by_its_uri_also_by_the_command_line(h
         assert json.loads(data["text"]) == large_server.rows(SIZE)
         refused = await other.get("/v1/resources/read", params={"uri": uri})
         assert (refused.status_code, refused.json()["reason"]) == (404, "unknown_resource")
-    told = await isthmus_command(folder, "read", uri, code=1)
-    assert "Resource not found" in told, "the command line is another caller"
+    output = await isthmus_command(folder, "read", uri, code=1)
+    assert "Resource not found" in output, "the command line is another caller"
 
 
 async def test_over_a2a_the_link_is_a_file_part(hub: HubProcess) -> None:

@@ -1,4 +1,4 @@
-"""What an operator can say of a server, from the file to a call: functions, isolation, defaults, caches, filters."""
+"""Settings of a server, from the file to a call: functions, isolation, defaults, caches, filters."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def deeds(tmp_path: Path) -> dict[str, Any]:
 
 
 def text(answer: dict[str, Any]) -> str:
-    told: str = answer["result"]["content"][0]["text"]
-    return told
+    received: str = answer["result"]["content"][0]["text"]
+    return received
 
 
 def is_cached(answer: dict[str, Any]) -> bool:
@@ -129,8 +129,8 @@ async def test_a_function_reports_progress_and_knows_its_caller(tmp_path: Path, 
         params = {"name": "all.climb", "arguments": {"steps": 3}, "_meta": {**META, "progressToken": "p"}}
         headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "all.climb"}
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        *told, answer = messages(await caller.post(body, headers))
-        assert [message["params"] for message in told] == [
+        *received, answer = messages(await caller.post(body, headers))
+        assert [message["params"] for message in received] == [
             {"progress": step, "total": 3, "message": f"step {step}", "progressToken": "p"} for step in (1, 2, 3)
         ]
         assert text(answer) == "one"
@@ -173,7 +173,7 @@ def facts(ledger: Ledger) -> list[dict[str, Any]]:
 # -- arguments, caches and filters -------------------------------------------------------------------------------
 
 
-async def test_defaults_fill_in_what_a_caller_leaves_out(tmp_path: Path, deeds: dict[str, Any]) -> None:
+async def test_defaults_fill_omitted_arguments(tmp_path: Path, deeds: dict[str, Any]) -> None:
     entry = {**deeds, "defaults": {"greet": {"greeting": "Good day"}}}
     async with serving(tmp_path, {"all": entry}, limits=PATIENT) as hub, Raw(hub.url) as caller:
         assert text(await caller.call("all.greet", {"name": "Ann"})) == "Good day Ann"

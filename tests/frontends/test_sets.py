@@ -1,4 +1,4 @@
-"""Sets: what they list can be called and nothing else, on every frontend, for callers of a path and for bound ones."""
+"""Sets: exactly the listed tools can be called, on every frontend, by path and for bound callers."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def sent(answer: dict[str, Any]) -> dict[str, Any]:
 # -- MCP -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_set_lists_what_it_picks_under_its_own_names(hub: HubProcess) -> None:
+async def test_a_set_lists_its_tools_under_its_own_names(hub: HubProcess) -> None:
     assert await listed(hub, "/mcp/dev") == DEV
     assert sorted(await listed(hub, "/mcp/finding")) == ["create_issue", "one.search", "two.search"]
 
 
-async def test_a_set_by_labels_has_what_the_operator_and_trusted_servers_say(hub: HubProcess) -> None:
+async def test_a_set_by_labels_uses_tags_and_hints_of_trusted_servers(hub: HubProcess) -> None:
     assert sorted(await listed(hub, "/mcp/reading")) == ["create_issue", "search"]
     async with at(hub, "/mcp/reading") as raw:
         # Only `two` is trusted to call its tool read-only; only `one` has the operator's tag.
@@ -185,7 +185,7 @@ async def test_a_set_never_widens_permissions(hub: HubProcess) -> None:
     assert await listed(hub, "/mcp", "strict") == ["new_issue"]
 
 
-async def test_a_set_that_a_caller_cannot_see_looks_like_none(hub: HubProcess) -> None:
+async def test_a_hidden_set_looks_like_a_missing_one(hub: HubProcess) -> None:
     for path, who in (("/mcp/finding", "bound"), ("/mcp/dev", "stranded"), ("/mcp/gone", "stranded")):
         async with at(hub, path, who) as raw, at(hub, "/mcp/nothing", who) as nothing:
             hidden, missing = await raw.post({}), await nothing.post({})
@@ -459,7 +459,7 @@ async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProce
     assert "one.create_issue in the set dev" in out
 
 
-async def test_doctor_and_check_report_what_is_wrong_with_sets_and_patterns(hub: HubProcess, folder: Path) -> None:
+async def test_doctor_and_check_report_problems_of_sets_and_patterns(hub: HubProcess, folder: Path) -> None:
     _, out, _ = await command_line(folder, "doctor")
     assert "ISD-405 2 findings" in out
     assert 'sets.dev.tool."one.combined": ' in out

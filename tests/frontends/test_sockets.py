@@ -1,4 +1,4 @@
-"""WebSockets at the listener, with a real client: what it asks for, what it sends, and how either side leaves."""
+"""WebSockets at the listener with a real client: handshake, messages, and closing from either side."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Guest:
     """Who came, what it said, and how it went. It is sent back what it says."""
 
     socket: AcceptedSocket
-    heard: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
     reason: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def read(self, text: bytes | memoryview) -> None:
-        self.heard.append(bytes(text))
+        self.received.append(bytes(text))
         self.socket.send(bytes(text))
 
     def flush(self) -> None:
@@ -52,7 +52,7 @@ class Guest:
 
 @dataclass
 class House:
-    """A listener that opens a WebSocket to whoever asks at `/socket`."""
+    """A listener that accepts every WebSocket at `/socket`."""
 
     port: int
     guests: list[Guest] = field(default_factory=list)

@@ -98,7 +98,7 @@ async def test_answers_come_on_the_stream_and_posts_are_only_accepted(tmp_path: 
         assert await stream.message() == {"jsonrpc": "2.0", "id": 7, "result": {}}
 
 
-async def test_what_is_no_message_is_refused_where_it_was_posted(tmp_path: Path) -> None:
+async def test_an_invalid_message_is_refused_in_the_response_to_its_post(tmp_path: Path) -> None:
     async with serving(tmp_path) as hub, listening(hub) as stream:
         bad = await stream.client.post(stream.endpoint, content=b"{", headers={"content-type": "application/json"})
         assert (bad.status_code, bad.json()["error"]["code"]) == (400, -32700)

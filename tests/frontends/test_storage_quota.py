@@ -30,9 +30,9 @@ SOON = {"configuration": {"returnImmediately": True}}
 class Server(Scripted):
     """A server that says as much as it is asked for; if that is nothing, it never answers."""
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if wanted := heard.message["params"]["arguments"].get("bytes", RESULT_BYTES):
-            out.write(reply(heard.result({"content": [{"type": "text", "text": "x" * wanted}]})))
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if wanted := request.message["params"]["arguments"].get("bytes", RESULT_BYTES):
+            out.write(reply(request.result({"content": [{"type": "text", "text": "x" * wanted}]})))
 
 
 class Caller:
@@ -104,15 +104,15 @@ async def test_only_the_oldest_ended_tasks_of_the_same_caller_make_room(tmp_path
 
 
 @pytest.mark.parametrize("where", ["file", IN_POSTGRES])
-async def test_what_does_not_end_is_refused_beyond_its_share_until_some_of_it_does(tmp_path: Path, where: str) -> None:
+async def test_unfinished_tasks_beyond_the_quota_are_refused_until_one_ends(tmp_path: Path, where: str) -> None:
     async with called(tmp_path, where) as (hub, ann, ben):
         begun: list[str] = []
         while "error" not in (answer := await ann.ask("SendMessage", question(len(begun)))):
             begun.append(answer["result"]["task"]["id"])
             assert len(begun) < TASKS
-        told = answer["error"]["message"]
-        assert str(KEEP_BYTES // 8) in told
-        assert f"{KEEP_BYTES} bytes of task storage ([a2a] keep_bytes)" in told
+        received = answer["error"]["message"]
+        assert str(KEEP_BYTES // 8) in received
+        assert f"{KEEP_BYTES} bytes of task storage ([a2a] keep_bytes)" in received
         await logged(hub, "a caller's task storage is full")
         assert "error" not in await ben.ask("SendMessage", question(0))
 
@@ -140,8 +140,8 @@ async def test_a_result_for_which_there_is_no_room_fails_its_task_and_says_why(t
         small = await ann.run()
         task = await ann.run(bytes=KEEP_BYTES)
         assert task["status"]["state"] == "TASK_STATE_FAILED"
-        told = task["status"]["message"]["parts"][0]["text"]
-        assert f"{KEEP_BYTES} bytes of task storage ([a2a] keep_bytes)" in told
+        received = task["status"]["message"]["parts"][0]["text"]
+        assert f"{KEEP_BYTES} bytes of task storage ([a2a] keep_bytes)" in received
         assert await ann.is_kept(small["id"]), "nothing had to make room for it"
 
 

@@ -1,4 +1,4 @@
-"""Streams and batches of earlier callers at a running hub: what begins them, what ends them, who hears what."""
+"""Streams and batches of legacy callers at a running hub: how they begin, end, and deliver messages."""
 
 from __future__ import annotations
 
@@ -156,9 +156,9 @@ async def test_of_two_streams_the_later_gets_events_and_after_its_end_the_earlie
             await caller.post(message("tools/list", id=3))
             await caller.post(call("s.grow_tools", {"name": "second"}, 4))
             await first.until(changed)
-            heard = first.last
-        async with caller.listening(heard) as third:
-            assert third.last == heard
+            received = first.last
+        async with caller.listening(received) as third:
+            assert third.last == received
 
 
 @pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18"])
@@ -175,9 +175,9 @@ async def test_batches_are_answered_together_in_the_one_version_that_has_them(hu
         if version == "2025-06-18":
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32600)
             return
-        told = {each["id"]: each["result"] for each in answer.json()}
-        assert told.keys() == {"a", "b", "c", "d"}
-        assert [told[id]["structuredContent"]["sum"] for id in ("b", "c")] == [3, 7]
+        response = {each["id"]: each["result"] for each in answer.json()}
+        assert response.keys() == {"a", "b", "c", "d"}
+        assert [response[id]["structuredContent"]["sum"] for id in ("b", "c")] == [3, 7]
         assert (await caller.post([message("notifications/initialized")])).status_code == 202
         streamed = await caller.post([call("s.slow", {"seconds": 0.1, "steps": 2}, "e", progressToken=1), batch[0]])
         data = [json.loads(line[5:]) for line in streamed.text.splitlines() if line.startswith("data:")]

@@ -92,8 +92,8 @@ class SessionClient:
         """Have a server do something."""
         return await self.ask("tools/call", {"name": f"{server}.do", "arguments": {"what": what, **more}})
 
-    async def tell(self, id: str, status: str) -> None:
-        """Have the server of a task tell how that stands."""
+    async def set_status(self, id: str, status: str) -> None:
+        """Make the server report this status of a task."""
         await self.do(id.rpartition("~")[2].partition(".")[0], "tell", taskId=own(id), status=status)
 
     async def listed(self) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ class SessionClient:
         page = (await self.ask("tasks/list"))["result"]
         return [(task["taskId"], task["status"]) for task in page["tasks"]]
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         """The next message on the stream."""
         async with asyncio.timeout(SECONDS):
             return await anext(self._heard)
@@ -139,7 +139,7 @@ def own(id: str) -> str:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
 
 
-def told(message: Any) -> tuple[str, str, str]:
+def status_of(message: Any) -> tuple[str, str, str]:
     return message["method"], message["params"]["taskId"], message["params"]["status"]
 
 
@@ -164,7 +164,7 @@ async def test_everybody_is_listed_its_own_tasks_as_they_stand_now(tmp_path: Pat
         assert await one.ask("tools/call", {"name": "a.seen", "arguments": {}}) == asked
 
 
-async def test_what_its_server_does_not_know_any_more_is_not_listed(tmp_path: Path) -> None:
+async def test_tasks_that_the_server_forgot_are_not_listed(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server(), b=server()) as hub, open_client(hub, ONE) as one:
         await one.create("a.slow")
         kept = await one.create("b.slow")
@@ -202,7 +202,7 @@ async def test_the_list_and_its_ids_outlive_a_reload(tmp_path: Path) -> None:
     async with hub_with(tmp_path, **servers) as hub, open_client(hub, ONE) as one:
         id = await one.create()
         write_config(tmp_path, {**servers, "b": server()}, callers=CALLERS, limits=PATIENT)
-        assert (await one.hear())["method"] == "notifications/tools/list_changed"
+        assert (await one.receive())["method"] == "notifications/tools/list_changed"
         assert await one.listed() == [(id, "working")]
         assert (await one.ask("tasks/get", {"taskId": id}))["result"]["taskId"] == id
 
@@ -214,12 +214,12 @@ async def test_the_list_and_its_ids_outlive_a_reload(tmp_path: Path) -> None:
 async def test_only_its_own_caller_gets_the_status_of_a_task(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine, others = await one.create(), await other.create()
-        await other.tell(mine, "input_required")
-        assert told(await one.hear()) == (STATUS, mine, "input_required")
-        await one.tell(others, "completed")
-        assert told(await other.hear()) == (STATUS, others, "completed")
-        await one.tell(mine, "completed")
-        assert told(await one.hear()) == (STATUS, mine, "completed")
+        await other.set_status(mine, "input_required")
+        assert status_of(await one.receive()) == (STATUS, mine, "input_required")
+        await one.set_status(others, "completed")
+        assert status_of(await other.receive()) == (STATUS, others, "completed")
+        await one.set_status(mine, "completed")
+        assert status_of(await one.receive()) == (STATUS, mine, "completed")
 
 
 async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> None:
@@ -230,16 +230,16 @@ async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> No
     ):
         mine, others = await one.create(), await other.create()
         assert (own(mine), own(others)) == ("task-1", "task-1")
-        await one.tell(mine, "input_required")
-        await other.tell(others, "failed")
-        assert told(await one.hear()) == (STATUS, mine, "input_required")
-        assert told(await other.hear()) == (STATUS, others, "failed")
+        await one.set_status(mine, "input_required")
+        await other.set_status(others, "failed")
+        assert status_of(await one.receive()) == (STATUS, mine, "input_required")
+        assert status_of(await other.receive()) == (STATUS, others, "failed")
         assert await one.listed() == [(mine, "input_required")]
         assert await other.listed() == [(others, "failed")]
 
 
 @SHARED_PROCESS
-async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path: Path) -> None:
+async def test_a_task_id_does_not_match_a_task_of_a_new_process(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine = await one.create()
         assert "error" in await one.do("a", "die")
@@ -254,20 +254,20 @@ async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path
         for method in ("tasks/get", "tasks/cancel", "tasks/result"):
             assert (await one.ask(method, {"taskId": mine}))["error"]["message"] == "Task not found"
         assert (await one.listed(), await other.listed()) == ([], [(others, "working")])
-        await other.tell(others, "completed")
-        assert told(await other.hear()) == (STATUS, others, "completed")
+        await other.set_status(others, "completed")
+        assert status_of(await other.receive()) == (STATUS, others, "completed")
         again = await one.create()
-        await one.tell(again, "completed")
-        assert told(await one.hear()) == (STATUS, again, "completed")
+        await one.set_status(again, "completed")
+        assert status_of(await one.receive()) == (STATUS, again, "completed")
 
 
 async def test_a_session_gets_missed_notifications_when_it_listens(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE, listens=False) as one:
         id = await one.create()
-        await one.tell(id, "input_required")
-        await one.tell(id, "completed")
+        await one.set_status(id, "input_required")
+        await one.set_status(id, "completed")
         await one.listen()
-        assert told(await one.hear()) == (STATUS, id, "completed")
+        assert status_of(await one.receive()) == (STATUS, id, "completed")
 
 
 async def test_on_the_stream_of_the_earlier_transport_a_caller_gets_it_too(tmp_path: Path) -> None:
@@ -288,8 +288,8 @@ async def test_on_the_stream_of_the_earlier_transport_a_caller_gets_it_too(tmp_p
         created = await ask(legacy("tools/call", {"name": "a.slow", "arguments": {}, "task": {}}))
         id = created["result"]["task"]["taskId"]
         arguments = {"what": "tell", "taskId": own(id), "status": "completed"}
-        heard = await ask(legacy("tools/call", {"name": "a.do", "arguments": arguments}))
-        assert told(heard) == (STATUS, id, "completed")
+        response = await ask(legacy("tools/call", {"name": "a.do", "arguments": arguments}))
+        assert status_of(response) == (STATUS, id, "completed")
 
 
 async def test_over_standard_streams_a_caller_gets_it_too(tmp_path: Path) -> None:
@@ -322,13 +322,13 @@ async def test_over_standard_streams_a_caller_gets_it_too(tmp_path: Path) -> Non
         id = (await hear())["result"]["task"]["taskId"]
         arguments = {"what": "tell", "taskId": own(id), "status": "completed"}
         say(legacy("tools/call", {"name": "a.do", "arguments": arguments}))
-        assert told(await hear()) == (STATUS, id, "completed")
+        assert status_of(await hear()) == (STATUS, id, "completed")
     finally:
         process.stdin.close()
         await asyncio.wait_for(process.wait(), SECONDS)
 
 
-async def test_what_relates_to_a_task_names_it_as_each_end_knows_it(tmp_path: Path) -> None:
+async def test_related_messages_use_each_ends_own_task_id(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one:
         id = await one.create()
         meta = {"progressToken": 5, RELATED: {"taskId": id, "x": 1}}
@@ -346,13 +346,13 @@ async def test_progress_of_a_task_reaches_the_conversation_that_asked_for_it_und
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, ONE) as another:
         params = {"name": "a.slow", "arguments": {}, "task": {}, "_meta": {"progressToken": "mine"}}
         id = (await one.ask("tools/call", params))["result"]["task"]["taskId"]
-        await one.tell(id, "input_required")
-        assert told(await one.hear()) == (STATUS, id, "input_required")
-        progress = await one.hear()
+        await one.set_status(id, "input_required")
+        assert status_of(await one.receive()) == (STATUS, id, "input_required")
+        progress = await one.receive()
         assert progress["method"] == "notifications/progress"
         assert progress["params"] == {"progressToken": "mine", "progress": 1, "_meta": {RELATED: {"taskId": id}}}
-        await one.tell(id, "completed")
-        assert [told(await another.hear())[2] for _ in range(2)] == ["input_required", "completed"]
+        await one.set_status(id, "completed")
+        assert [status_of(await another.receive())[2] for _ in range(2)] == ["input_required", "completed"]
 
 
 # -- 2026-07-28 ----------------------------------------------------------------------------------------------------
@@ -387,16 +387,16 @@ async def following(hub: HubProcess, key: str, ids: list[str]) -> AsyncIterator[
 async def test_a_modern_caller_gets_the_status_of_its_own_tasks_that_it_follows(tmp_path: Path) -> None:
     async with hub_with(tmp_path, new=server("modern")) as hub:
         mine, others = await create_modern(hub, ONE), await create_modern(hub, OTHER)
-        async with following(hub, ONE, [mine, others, "made up"]) as heard, asyncio.timeout(SECONDS):
-            assert (await anext(heard))["params"]["notifications"]["taskIds"] == [mine]
-            first = await anext(heard)
-            assert told(first) == ("notifications/tasks", mine, "working")
+        async with following(hub, ONE, [mine, others, "made up"]) as received, asyncio.timeout(SECONDS):
+            assert (await anext(received))["params"]["notifications"]["taskIds"] == [mine]
+            first = await anext(received)
+            assert status_of(first) == ("notifications/tasks", mine, "working")
             assert first["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": "s"}
             assert "resultType" not in first["params"]
             arguments = {"what": "tell", "taskId": own(mine), "status": "completed"}
             await ask_modern(hub, "tools/call", {"name": "new.do", "arguments": arguments}, OTHER, "new.do")
-            last = await anext(heard)
-            assert told(last) == ("notifications/tasks", mine, "completed")
+            last = await anext(received)
+            assert status_of(last) == ("notifications/tasks", mine, "completed")
             assert last["params"]["result"]["content"] == task_server.DONE["content"]
 
 

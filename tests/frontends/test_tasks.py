@@ -78,8 +78,8 @@ async def seen(hub: HubProcess, server: str) -> list[list[Any]]:
     """What the server was asked about tasks, at all nodes."""
     found: list[list[Any]] = []
     for node in hub.each:
-        told = await ask_legacy(node, "tools/call", {"name": f"{server}.seen", "arguments": {}})
-        found += told["result"]["structuredContent"]["seen"]
+        response = await ask_legacy(node, "tools/call", {"name": f"{server}.seen", "arguments": {}})
+        found += response["result"]["structuredContent"]["seen"]
     return found
 
 
@@ -135,14 +135,14 @@ async def greeted(wire: Wire, capabilities: dict[str, Any]) -> str:
     return reply.headers["mcp-session-id"]
 
 
-async def test_what_a_server_asks_for_a_task_names_it_as_the_caller_knows_it(hub: HubProcess) -> None:
+async def test_a_question_of_a_task_uses_the_callers_task_id(hub: HubProcess) -> None:
     async with connected(hub.port) as wire, connected(hub.port) as back:
         session = await greeted(wire, {"elicitation": {}})
         id = await created(hub, "old", session=session)
         headers = [*BASE, *key_header(ONE), ("mcp-session-id", session)]
         body = encoded(legacy("tasks/result", {"taskId": id}, id=7))
-        told = await asked_then_answered(wire, back, body, headers)
-    question, result = told
+        response = await asked_then_answered(wire, back, body, headers)
+    question, result = response
     assert question["method"] == "elicitation/create"
     assert question["params"]["_meta"] == {RELATED: {"taskId": id}}
     assert result["result"]["_meta"] == {RELATED: {"taskId": id}}
@@ -153,10 +153,10 @@ async def asked_then_answered(wire: Wire, back: Wire, body: bytes, headers: Any)
     """Send a request, answer what is asked on its stream, and return both messages."""
     await wire.say(rendered("POST", "/mcp", [*headers, ("content-length", str(len(body)))], body))
     await wire.head()
-    told: list[Any] = []
+    received: list[Any] = []
     async for chunk in wire.chunks():
         for message in Reply(200, {}, chunk).events:
-            told.append(message)
+            received.append(message)
             if "method" in message:
                 answer = {
                     "jsonrpc": "2.0",
@@ -164,27 +164,27 @@ async def asked_then_answered(wire: Wire, back: Wire, body: bytes, headers: Any)
                     "result": {"action": "accept", "content": {"ok": True}},
                 }
                 assert (await back.request(encoded(answer), headers)).status == 202
-    return told
+    return received
 
 
-async def test_what_is_claimed_is_what_the_servers_have(hub: HubProcess) -> None:
+async def test_task_capabilities_match_those_of_the_servers(hub: HubProcess) -> None:
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     claimed: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     for path, tasks in (("/mcp", claimed), ("/mcp/old", claimed), ("/mcp/new", None), ("/mcp/brief", None)):
-        told = (await ask_legacy(hub, "initialize", hello, path=path))["result"]["capabilities"]
-        assert told.get("tasks") == tasks
-        assert "extensions" not in told
+        response = (await ask_legacy(hub, "initialize", hello, path=path))["result"]["capabilities"]
+        assert response.get("tasks") == tasks
+        assert "extensions" not in response
     for path, extensions in (
         ("/mcp", {task_server.TASKS: {}}),
         ("/mcp/old", None),
         ("/mcp/new", {task_server.TASKS: {}}),
     ):
-        told = (await ask_modern(hub, "server/discover", {}, path=path)).json["result"]["capabilities"]
-        assert told.get("extensions") == extensions
-        assert "tasks" not in told
+        response = (await ask_modern(hub, "server/discover", {}, path=path)).json["result"]["capabilities"]
+        assert response.get("extensions") == extensions
+        assert "tasks" not in response
 
 
-async def test_what_is_not_claimed_is_not_found(hub: HubProcess) -> None:
+async def test_methods_without_a_claimed_capability_are_not_found(hub: HubProcess) -> None:
     for method, path in (("tasks/update", "/mcp"), ("tasks/list", "/mcp/new"), ("tasks/list", "/mcp/brief")):
         assert (await ask_legacy(hub, method, {"taskId": "x"}, path=path))["error"]["code"] == -32601
 
@@ -210,13 +210,13 @@ async def test_a_modern_server_decides_and_its_task_is_asked_about_where_it_is(h
     newer, new = [await created_modern(hub, server) for server in ("newer", "new")]
     assert newer != new
     assert (await ask_modern(hub, "tasks/cancel", {"taskId": newer})).json["result"] == {"resultType": "complete"}
-    told = {"q": {"result": {"action": "accept"}}}
-    updated = await ask_modern(hub, "tasks/update", {"taskId": new, "inputResponses": told})
+    received = {"q": {"result": {"action": "accept"}}}
+    updated = await ask_modern(hub, "tasks/update", {"taskId": new, "inputResponses": received})
     assert updated.json["result"] == {"resultType": "complete"}
     states = [(await ask_modern(hub, "tasks/get", {"taskId": id})).json["result"] for id in (newer, new)]
     assert [(state["taskId"], state["status"]) for state in states] == [(newer, "cancelled"), (new, "completed")]
     assert states[1]["result"]["content"] == task_server.DONE["content"]
-    assert ["tasks/update", "task-1", told] in await seen(hub, "new")
+    assert ["tasks/update", "task-1", received] in await seen(hub, "new")
 
 
 async def test_a_client_without_the_extension_gets_no_task(hub: HubProcess) -> None:
@@ -253,7 +253,7 @@ async def test_the_name_header_is_the_tasks(hub: HubProcess) -> None:
 
 
 @pytest.mark.parametrize("method", ["tasks/list", "tasks/result"])
-async def test_what_the_extension_does_not_have_is_not_found(hub: HubProcess, method: str) -> None:
+async def test_methods_outside_the_extension_are_not_found(hub: HubProcess, method: str) -> None:
     reply = await ask_modern(hub, method, {"taskId": "x"})
     assert (reply.status, reply.code) == (404, -32601)
 
@@ -273,8 +273,8 @@ async def command(hub: HubProcess, server: str, method: str, params: dict[str, A
     message = {"messageId": f"{server} {method}", "role": "ROLE_USER", "parts": [{"data": data}]}
     headers = [*BASE, *key_header(OTHER)]
     async with connected(hub.port) as wire:
-        told = await wire.request(encoded(legacy("SendMessage", {"message": message})), headers, path="/a2a")
-    return told.json["result"]["task"]
+        response = await wire.request(encoded(legacy("SendMessage", {"message": message})), headers, path="/a2a")
+    return response.json["result"]["task"]
 
 
 @pytest.mark.parametrize("server", ["old", "new"])
@@ -308,7 +308,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers["content-length"]))
-        self.server.heard.append(text)
+        self.server.requests.append(text)
         message = json.loads(text)
         if message["method"].startswith("tasks/"):
             self.server.named.append((message["params"]["taskId"], self.headers["mcp-name"]))
@@ -330,7 +330,7 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.tasks = task_server.ModernServer()
         self.named: list[tuple[str, str | None]] = []
-        self.heard: list[bytes] = []
+        self.requests: list[bytes] = []
 
 
 @contextmanager
@@ -363,7 +363,7 @@ async def test_a_command_does_not_write_the_hub_s_envelope(tmp_path: Path) -> No
         async with serving(tmp_path, {"web": web}, callers=CALLERS, limits=PATIENT) as hub:
             task = await command(hub, "web", "tools/call", params)
             assert task["status"]["state"] == "TASK_STATE_COMPLETED"
-        (called,) = [text for text in server.heard if b"tools/call" in text]
+        (called,) = [text for text in server.requests if b"tools/call" in text]
         assert b"mine" in called
         assert b"forged" not in called
         assert b"inputResponses" not in called

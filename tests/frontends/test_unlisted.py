@@ -1,4 +1,4 @@
-"""Plain JSON-RPC servers without a list: who calls their methods by name, by which frontends, and what comes back."""
+"""Plain JSON-RPC servers without a list: callers name methods directly, on every frontend."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Client:
         return task["status"]["state"], [part for each in task["artifacts"] for part in each["parts"]]
 
     async def agentvault(self, server: str | None, tool: str, arguments: Any) -> Any:
-        """What AgentVault's proxy would tell."""
+        """What AgentVault's proxy would return."""
         content = {"target_mcp_server_id": server, "tool_name": tool, "arguments": arguments}
         message = {"role": "user", "parts": [{"type": "data", "content": content}]}
         id = (await self.ask("/a2a", "tasks/send", {"message": message}))["result"]["id"]
@@ -118,8 +118,8 @@ async def test_nothing_of_it_is_listed_anywhere(hub: HubProcess) -> None:
         assert "shop" not in tools["missing"]
         listed = await client.ask("/mcp/shop", "tools/list", {})
         assert listed["result"]["tools"] == []
-        told = await client.a2a({"mcp_target_url": "shop", "mcp_method": "tools/list"})
-        assert told[1][0]["data"]["mcp_result"] == {"tools": []}
+        response = await client.a2a({"mcp_target_url": "shop", "mcp_method": "tools/list"})
+        assert response[1][0]["data"]["mcp_result"] == {"tools": []}
 
 
 @pytest.mark.parametrize("caller", ["all", "server", "tagged"])
@@ -130,8 +130,8 @@ async def test_a_caller_with_all_permissions_calls_any_method_and_gets_the_resul
         assert (await client.rest("shop.code.run", {"code": "2"})).json() == OUTPUT
         assert (await client.rest("shop.text", {"text": "hi"})).json() == "hi"
         assert (await client.rest("shop.add", {"a": 2, "b": 3})).json() == {"sum": 5}
-        told = await client.agentvault("shop", "code.run", {"code": "2"})
-        assert told == {"success": True, "mcp_result": OUTPUT}
+        response = await client.agentvault("shop", "code.run", {"code": "2"})
+        assert response == {"success": True, "mcp_result": OUTPUT}
         state, parts = await client.a2a({"tool": "shop.code.run", "arguments": {"code": "2"}})
         assert (state, [part["data"] for part in parts]) == ("TASK_STATE_COMPLETED", OUTPUT["content"])
         _, parts = await client.a2a({"tool": "shop.add", "arguments": {"a": 2, "b": 3}})
@@ -147,19 +147,19 @@ async def test_a_caller_with_all_permissions_calls_any_method_and_gets_the_resul
 
 async def test_agentvault_says_an_object_where_the_method_returned_another_value(hub: HubProcess) -> None:
     async with Client(hub, "all") as client:
-        told = await client.agentvault("shop", "text", {"text": "hi"})
-        assert told["mcp_result"]["structuredContent"] == {"result": "hi"}
-        assert told["mcp_result"]["content"] == [{"type": "text", "text": "hi"}]
+        response = await client.agentvault("shop", "text", {"text": "hi"})
+        assert response["mcp_result"]["structuredContent"] == {"result": "hi"}
+        assert response["mcp_result"]["content"] == [{"type": "text", "text": "hi"}]
 
 
 async def test_a_tool_name_alone_names_its_server_and_is_the_method(hub: HubProcess) -> None:
     async with Client(hub, "all") as client:
-        told = await client.agentvault(None, "shop.nothing", {})
-        assert (told["error"]["source"], told["error"]["code"]) == ("MCP_PROTOCOL", "-32601")
-        assert told["error"]["message"] == "Method not found: shop.nothing"
+        response = await client.agentvault(None, "shop.nothing", {})
+        assert (response["error"]["source"], response["error"]["code"]) == ("MCP_PROTOCOL", "-32601")
+        assert response["error"]["message"] == "Method not found: shop.nothing"
 
 
-async def test_mcp_gets_what_it_cannot_carry_as_text_and_structure(hub: HubProcess) -> None:
+async def test_mcp_gets_plain_values_as_text_and_structured_content(hub: HubProcess) -> None:
     async with Client(hub, "all") as client:
         result = (await client.mcp("shop.code.run", {"code": "2"}))["result"]
         (block,) = result["content"]
@@ -172,8 +172,8 @@ async def test_an_unknown_method_and_the_servers_own_errors_are_passed_on_unchan
     async with Client(hub, "all") as client:
         problem = (await client.rest("shop.nothing", {})).json()
         assert (problem["reason"], problem["detail"]) == ("server_error", "Method not found: nothing")
-        told = await client.agentvault("shop", "refuse", {})
-        assert (told["error"]["source"], told["error"]["code"]) == ("MCP_PROTOCOL", "-32050")
+        response = await client.agentvault("shop", "refuse", {})
+        assert (response["error"]["source"], response["error"]["code"]) == ("MCP_PROTOCOL", "-32050")
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ async def test_an_unknown_method_and_the_servers_own_errors_are_passed_on_unchan
 async def test_a_caller_without_all_permissions_gets_unknown_tool(hub: HubProcess, caller: str, method: str) -> None:
     async with Client(hub, caller) as client:
         name = f"shop.{method}"
-        told = (await client.mcp(name, {"a": 1, "b": 1}))["error"]
+        response = (await client.mcp(name, {"a": 1, "b": 1}))["error"]
         unknown = (await client.mcp("nowhere.x", {"a": 1, "b": 1}))["error"]
-        assert told == {**unknown, "message": unknown["message"].replace("nowhere.x", name)}
+        assert response == {**unknown, "message": unknown["message"].replace("nowhere.x", name)}
         state, parts = await client.a2a({"tool": name, "arguments": {"a": 1, "b": 1}})
         assert (state, parts[0]["data"]["error"]["reason"]) == ("TASK_STATE_FAILED", "unknown_tool")
 
@@ -220,8 +220,8 @@ async def test_the_library_calls_a_method_by_name_and_gives_its_value(peer: Http
     await service.initialize(write_config(tmp_path, {"shop": {"rpc": peer.at("/rpc")}}))
     async with service:
         assert not [tool for tool in await service.list_tools() if tool.startswith("shop")]
-        told = await service.execute_tool(ToolRequest("shop.code.run", parameters={"code": "2"}))
-        assert (told.status, told.result_data) == (ToolStatus.SUCCESS, OUTPUT)
+        response = await service.execute_tool(ToolRequest("shop.code.run", parameters={"code": "2"}))
+        assert (response.status, response.result_data) == (ToolStatus.SUCCESS, OUTPUT)
         assert (await service.execute_tool(ToolRequest("text", "shop", {"text": "hi"}))).result_data == "hi"
         whole = UserContext("ann", permissions=UserPermissions(["shop.*"]))
         part = UserContext("bob", permissions=UserPermissions(["shop.text"]))
@@ -237,13 +237,13 @@ async def test_the_library_calls_a_method_by_name_and_gives_its_value(peer: Http
 async def test_a_map_of_servers_and_nothing_else_makes_a_hub(peer: HttpPeer, tmp_path: Path) -> None:
     env = {"MCP_SERVER_MAP": json.dumps({"shop": peer.at("")})}
     async with serving(tmp_path, env=env, limits=PATIENT) as hub, Client(hub, "all") as client:
-        told = await client.agentvault("shop", "code.run", {"code": "2"})
-    assert told == {"success": True, "mcp_result": OUTPUT}
+        response = await client.agentvault("shop", "code.run", {"code": "2"})
+    assert response == {"success": True, "mcp_result": OUTPUT}
 
 
 async def test_where_changed_tools_are_withheld_a_server_needs_a_list(peer: HttpPeer, tmp_path: Path) -> None:
     servers = {"shop": {"rpc": peer.at("/rpc")}}
     async with serving(tmp_path, servers, limits=PATIENT, hub={"pin": "strict"}) as hub, Client(hub, "all") as client:
-        told = await client.agentvault("shop", "code.run", {"code": "2"})
-    assert told["error"]["code"] == "MCP_CONNECTION_ERROR"
-    assert "declare its tools" in told["error"]["message"]
+        response = await client.agentvault("shop", "code.run", {"code": "2"})
+    assert response["error"]["code"] == "MCP_CONNECTION_ERROR"
+    assert "declare its tools" in response["error"]["message"]

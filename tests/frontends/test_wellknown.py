@@ -1,4 +1,4 @@
-"""What a hub publishes of itself, to strangers and to those with a key."""
+"""Public documents of a hub, for strangers and for callers with a key."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_no_page_reads_more_than_a_stranger(hub: HubProcess) -> None:
     assert urls(reply) == [f"{PUBLIC_URL}/mcp/server-card", AGENT]
 
 
-async def test_addresses_are_the_configured_ones_whatever_the_request_says(hub: HubProcess) -> None:
+async def test_addresses_come_from_the_configuration(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(
             b"", [("host", "evil.test"), ("x-forwarded-host", "evil.test")], method="GET", path=CATALOG

@@ -70,8 +70,8 @@ class Reply:
         """The JSON-RPC error code; None for a result or a body that is no JSON-RPC answer."""
         if not self.body.startswith(b'{"jsonrpc"'):
             return None
-        told = msgspec.json.decode(self.body, type=_Answer).error  # an id may be longer than any number here
-        return None if told is None else told.code
+        received = msgspec.json.decode(self.body, type=_Answer).error  # an id may be longer than any number here
+        return None if received is None else received.code
 
     @property
     def events(self) -> list[Any]:

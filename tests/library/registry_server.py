@@ -1,4 +1,4 @@
-"""A stdio server for tests of the registry, without any SDK, so that it starts at once: tools of every temper.
+"""A stdio server for tests of the registry; it imports no SDK, so that it starts at once.
 
 `python registry_server.py NAME…`: the names are those of more tools, each of which answers with its own name.
 """

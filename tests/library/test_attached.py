@@ -85,7 +85,7 @@ async def test_a_service_has_the_tools_of_a_running_hub(tmp_path: Path, deaf_por
             assert "wrong" not in str(refused.value)
 
 
-async def test_of_a_hub_that_is_lost_it_is_known_what_it_has(tmp_path: Path) -> None:
+async def test_the_tools_of_a_lost_hub_stay_known(tmp_path: Path) -> None:
     service = ToolService()
     try:
         async with serving(tmp_path, {}, limits=PATIENT) as hub:
@@ -125,7 +125,7 @@ async def test_a_server_that_never_came_to_the_hub_is_unavailable_and_not_unknow
             await service.shutdown()
 
 
-async def test_a_server_that_comes_late_to_the_hub_is_not_missing_any_more(tmp_path: Path) -> None:
+async def test_a_server_that_connects_late_is_removed_from_the_failures(tmp_path: Path) -> None:
     late, server = tmp_path / "late", shlex.join(command("raw_server", "--transport", "stdio"))
     waits = {**stdio(command("raw_server", "--transport", "stdio")), "command": "sh"}
     waits["args"] = ["-c", f"test -e {shlex.quote(str(late))} || exit 3; exec {server}"]

@@ -31,7 +31,7 @@ ADA = UserContext("ada", permissions=UserPermissions(["files"]))
 
 
 async def called(config: Any) -> None:
-    """Call what there is, what there is not, and what is not somebody's to call."""
+    """Call existing, missing and forbidden tools."""
     service = ToolService()
     await service.initialize(config)
     async with service:
@@ -44,7 +44,7 @@ async def called(config: Any) -> None:
             assert [chunk.chunk_type async for chunk in service.execute_tool_stream(wrong)] == ["error"]
 
 
-async def told(state: Path) -> list[dict[str, Any]]:
+async def records_in(state: Path) -> list[dict[str, Any]]:
     async with audit_sqlite.open_reader(slot_file(state, 1)) as log:
         return [msgspec.json.decode(row.content) async for row in log.rows()]
 
@@ -58,7 +58,7 @@ async def test_where_it_is_said_every_call_is_in_the_log(tmp_path: Path, form: s
         config = tmp_path / "isthmus.json"
         config.write_text(json.dumps({"hub": {"audit": mode, "state": "state"}}))
     await called(config)
-    found = await told(state)
+    found = await records_in(state)
     assert [found[0]["by"], found[-1]["event"]] == ["library", "hub.stopped"]
     calls = [
         (each["caller"], each["frontend"], each["name"], each["outcome"]) for each in found if each["event"] == "call"
@@ -81,7 +81,7 @@ def asked_of(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(each["caller"], each["name"], each["outcome"], each.get("server"), each["executed"]) for each in calls]
 
 
-async def test_requests_of_which_a_field_is_wrong_are_in_the_log(tmp_path: Path) -> None:
+async def test_requests_with_an_invalid_field_are_logged(tmp_path: Path) -> None:
     service = ToolService()
     await service.initialize({"audit": "batched", "state": tmp_path})
     odd: list[Any] = [
@@ -101,7 +101,7 @@ async def test_requests_of_which_a_field_is_wrong_are_in_the_log(tmp_path: Path)
         assert [each.chunk_type async for each in service.execute_tool_stream(ToolRequest("x", timeout=-3))] == [
             "error"
         ]
-    found = await told(tmp_path)
+    found = await records_in(tmp_path)
     assert asked_of(found) == [
         ("eve", "builtin.echo", "bad_arguments", "builtin", "no"),
         ("eve", "builtin.echo", "bad_arguments", "builtin", "no"),
@@ -126,7 +126,7 @@ CALLS: list[tuple[str, Any]] = [
 ]
 
 
-async def test_what_the_dispatcher_refuses_is_in_the_log_once(tmp_path: Path) -> None:
+async def test_a_refusal_of_the_dispatcher_is_logged_once(tmp_path: Path) -> None:
     service = ToolService()
     await service.initialize({"audit": "batched", "state": tmp_path})
     some = UserContext("sue", permissions=UserPermissions(["builtin.echo", "builtin.chat_log"]))
@@ -142,7 +142,7 @@ async def test_what_the_dispatcher_refuses_is_in_the_log_once(tmp_path: Path) ->
         ).is_success
     ends = ["not_found", "unauthorized", "invalid_parameters", "unauthorized", "success", "not_found", "not_found"]
     assert [each.result.status for each in done] == ends
-    found = await told(tmp_path)
+    found = await records_in(tmp_path)
     assert sorted(asked_of(found), key=str) == sorted(
         [
             ("sue", "mcp_builtin_ech", "unknown_tool", None, "no"),
@@ -166,10 +166,10 @@ async def test_a_tool_that_has_gone_is_in_the_log_once_though_it_is_looked_up_ag
         box = AgentTools(service)
         result = await box.execute(ToolRequest("builtin.gone", user_context=EVE))
         assert (await box.explain(gone, result, EVE)).tool_name == "mcp_builtin_gone"
-    assert asked_of(await told(tmp_path)) == [("eve", "builtin.gone", "unknown_tool", None, "no")]
+    assert asked_of(await records_in(tmp_path)) == [("eve", "builtin.gone", "unknown_tool", None, "no")]
 
 
-async def test_what_is_refused_over_a_service_that_is_closed_is_noted_nowhere(tmp_path: Path) -> None:
+async def test_a_refusal_is_not_logged_when_the_service_is_closed(tmp_path: Path) -> None:
     service = ToolService()
     refusal = not_approved(UniversalTool("builtin.echo"))
     assert service.noted(refusal) is refusal
@@ -177,7 +177,7 @@ async def test_what_is_refused_over_a_service_that_is_closed_is_noted_nowhere(tm
     async with service:
         assert await asyncio.to_thread(service.noted, refusal, {"text": "hi"}, EVE, "s1") is refusal
     assert service.noted(refusal) is refusal
-    assert asked_of(await told(tmp_path)) == [("eve", "builtin.echo", "not_approved", "builtin", "no")]
+    assert asked_of(await records_in(tmp_path)) == [("eve", "builtin.echo", "not_approved", "builtin", "no")]
 
 
 async def test_unless_it_is_said_nothing_is_written_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +202,6 @@ async def test_unless_it_is_said_nothing_is_written_anywhere(tmp_path: Path, mon
         ({"audit": "strict", "state": "/dev/null/state"}, 'cannot be "strict"'),
     ],
 )
-async def test_what_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:
+async def test_an_invalid_configuration_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         await ToolService().initialize(config)

@@ -1,4 +1,4 @@
-"""Calls cancelled at random moments raise nothing but that, and what had begun is cancelled at its server."""
+"""Calls cancelled at random moments raise only the cancellation, and their servers are cancelled."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def ledger(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def complaints() -> Iterator[list[dict[str, Any]]]:
-    """What nobody was there to hear: of the owner's loop, and of whichever loop takes it."""
-    heard: list[dict[str, Any]] = []
+    """Errors without a handler, on the owner's loop and on the caller's."""
+    received: list[dict[str, Any]] = []
     owner = LoopThread.shared()
-    owner.call(owner.loop.set_exception_handler, lambda _, context: heard.append(context))
-    yield heard
+    owner.call(owner.loop.set_exception_handler, lambda _, context: received.append(context))
+    yield received
     owner.call(owner.loop.set_exception_handler, None)
 
 
@@ -156,7 +156,7 @@ async def test_a_timeout_of_the_callers_own_is_a_timeout(ledger: Path) -> None:
 
 
 def test_a_loop_that_is_closed_during_a_call_affects_no_other(ledger: Path, complaints: list[dict[str, Any]]) -> None:
-    """Nobody can take the answer any more. It is dropped when it comes, and the call ends with the service at last."""
+    """The caller is gone: the answer is dropped when it comes, and the call ends with the service."""
     gate = ledger.parent / "gate"
     service = ToolService()
     asyncio.run(service.initialize(with_servers(raw_server(ledger=ledger))))
@@ -184,7 +184,7 @@ async def test_a_function_in_a_thread_can_learn_that_its_call_is_over(tmp_path: 
 
     @tool
     def dig(context: ToolContext) -> str:
-        """Dig until nobody wants it any more."""
+        """Dig until the call is cancelled."""
         was_over.append(context.is_done)
         has_begun.set()
         while not context.is_done:

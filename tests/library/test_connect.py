@@ -95,7 +95,7 @@ async def test_an_address_is_a_hub_that_runs(tmp_path: Path) -> None:
         assert (await hub.call("raw.pay", nonce="1")).is_success
 
 
-def test_what_cannot_be_used_is_an_error_that_says_why() -> None:
+def test_an_unusable_target_raises_an_error_with_the_reason() -> None:
     with pytest.raises(ConfigurationError, match="nowhere"), isthmus.connect("nowhere/mcp.json"):
         pass
     with pytest.raises(ConfigurationError, match="cannot be reached"), isthmus.connect("http://127.0.0.1:9"):

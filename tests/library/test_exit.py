@@ -42,7 +42,7 @@ async def run(way: str, ledger: Path) -> tuple[int | None, list[str], str]:
 
 
 async def gone(pids: list[int]) -> None:
-    """Wait until these processes are no more."""
+    """Wait until these processes have ended."""
     async with asyncio.timeout(GONE_SECONDS):
         while any(state(pid) != "gone" for pid in pids):  # noqa: ASYNC110 (they are nobody's children here)
             await asyncio.sleep(0.01)

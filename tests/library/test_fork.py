@@ -1,4 +1,4 @@
-"""A forked child has a loop of its own; what it inherited refuses with advice, and the parent does not notice."""
+"""A forked child has a loop of its own; inherited services refuse with advice, and the parent is unaffected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def run(way: str) -> list[str]:
     return said.decode().splitlines()
 
 
-async def test_a_child_is_refused_what_it_inherited_and_makes_its_own() -> None:
+async def test_a_child_cannot_use_inherited_services_and_makes_its_own() -> None:
     """The parent's threads are in the middle of calls meanwhile, and get their answers."""
     first, *lines, last = await run("fork")
 
@@ -51,7 +51,7 @@ async def test_spawned_workers_make_their_own() -> None:
     assert await run("spawn") == ["parent before", *own, "parent after"]
 
 
-async def test_what_was_just_beginning_begins_anew_in_a_child() -> None:
+async def test_a_starting_service_starts_anew_in_a_child() -> None:
     """Also a client that was connected: it connects again when it is needed."""
     assert await run("halfway") == [
         "parent before",

@@ -15,7 +15,7 @@ from isthmus.library import BlockingToolService, ToolRequest, ToolService
 from isthmus.library.loop_thread import LoopThread
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_slots import slot_file
-from tests.library.possessions import Possessions, left_behind, possessions
+from tests.library.process_resources import ProcessResources, leaked_since, process_resources
 from tests.library.services import pay, raw_server, with_servers
 
 STARTS = 200
@@ -34,9 +34,9 @@ def warm() -> None:
 
 
 @pytest.fixture
-def before(warm: None) -> Possessions:
+def before(warm: None) -> ProcessResources:
     """What there is; ask for it after other fixtures, which have things of their own."""
-    return possessions()
+    return process_resources()
 
 
 async def last_event(state: Path) -> str:
@@ -55,7 +55,7 @@ async def _start_and_stop() -> None:
         await service.shutdown()
 
 
-def test_two_hundred_services_leave_nothing(before: Possessions) -> None:
+def test_two_hundred_services_leave_nothing(before: ProcessResources) -> None:
     async def all_of_them() -> None:
         for _ in range(STARTS // 2):
             await _start_and_stop()
@@ -65,7 +65,7 @@ def test_two_hundred_services_leave_nothing(before: Possessions) -> None:
         with BlockingToolService({"enable_mcp": False}) as tools:
             assert tools.execute_tool(ToolRequest("echo", parameters={"text": "x"})).is_success
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
 
 
 def test_a_call_that_is_over_does_not_wait_for_the_garbage_collector(warm: None) -> None:
@@ -82,15 +82,15 @@ def test_a_call_that_is_over_does_not_wait_for_the_garbage_collector(warm: None)
     assert kept < STARTS / 10  # the last may be on its way out
 
 
-def test_services_with_a_process_each_leave_nothing(before: Possessions) -> None:
+def test_services_with_a_process_each_leave_nothing(before: ProcessResources) -> None:
     for number in range(STARTS_WITH_PROCESS):
         with BlockingToolService(with_servers(raw_server())) as tools:
             assert tools.execute_tool(pay(str(number))).result_data == str(number)
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
 
 
-def test_a_service_that_cannot_reach_its_servers_leaves_nothing(deaf_port: int, before: Possessions) -> None:
+def test_a_service_that_cannot_reach_its_servers_leaves_nothing(deaf_port: int, before: ProcessResources) -> None:
     servers = [
         {"name": "missing", "command": "no-such-program-anywhere"},
         {"name": "deaf", "endpoint": f"http://127.0.0.1:{deaf_port}/mcp"},
@@ -100,10 +100,10 @@ def test_a_service_that_cannot_reach_its_servers_leaves_nothing(deaf_port: int, 
         assert set(tools.failures) == {"missing", "deaf"}
         tools.execute_tool(pay("dies"))
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
 
 
-def test_an_initialize_that_is_cancelled_at_any_moment_leaves_nothing(before: Possessions) -> None:
+def test_an_initialize_that_is_cancelled_at_any_moment_leaves_nothing(before: ProcessResources) -> None:
     moments = random.Random(7)
 
     async def cancelled() -> None:
@@ -118,7 +118,7 @@ def test_an_initialize_that_is_cancelled_at_any_moment_leaves_nothing(before: Po
     for _ in range(INTERRUPTED_STARTS):
         asyncio.run(cancelled())
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
 
 
 @pytest.mark.parametrize("place", ["a loop of its own", "the hub's loop"])
@@ -126,7 +126,7 @@ def test_a_shutdown_that_is_cancelled_goes_on_to_its_end(tmp_path: Path, warm: N
     config = {**with_servers(raw_server()), "audit": "batched", "state": tmp_path}
     with BlockingToolService(config):
         """What writes a log has threads that last as long as the program."""
-    before = possessions()
+    before = process_resources()
 
     async def cancelled() -> None:
         service = ToolService()
@@ -140,11 +140,11 @@ def test_a_shutdown_that_is_cancelled_goes_on_to_its_end(tmp_path: Path, warm: N
 
     asyncio.run(cancelled())
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
     assert asyncio.run(last_event(tmp_path)) == "hub.stopped"
 
 
-def test_a_service_that_is_shut_down_twice_can_be_used_again(before: Possessions) -> None:
+def test_a_service_that_is_shut_down_twice_can_be_used_again(before: ProcessResources) -> None:
     async def twice() -> None:
         service = ToolService()
         await service.shutdown()
@@ -156,4 +156,4 @@ def test_a_service_that_is_shut_down_twice_can_be_used_again(before: Possessions
 
     asyncio.run(twice())
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from isthmus.library import BlockingToolService
-from tests.library.possessions import Possessions, left_behind, possessions
+from tests.library.process_resources import ProcessResources, leaked_since, process_resources
 from tests.library.services import raw_server, with_servers
 
 
@@ -38,15 +38,15 @@ class Notebook:
 
 
 @pytest.fixture
-def before() -> Iterator[Possessions]:
+def before() -> Iterator[ProcessResources]:
     with BlockingToolService(with_servers(raw_server())):
         pass  # what lasts as long as the program is made with the first process
-    has = possessions()
+    has = process_resources()
     yield has
-    assert left_behind(has) == {}
+    assert leaked_since(has) == {}
 
 
-async def test_cells_that_block_and_cells_that_await_share_a_service(before: Possessions) -> None:
+async def test_cells_that_block_and_cells_that_await_share_a_service(before: ProcessResources) -> None:
     notebook = Notebook()
     await notebook.run("""
         from isthmus.library import BlockingToolService, ToolRequest, tool
@@ -64,7 +64,7 @@ async def test_cells_that_block_and_cells_that_await_share_a_service(before: Pos
     await notebook.run("tools.shutdown()")
 
 
-async def test_a_cell_with_a_tool_runs_twice(before: Possessions) -> None:
+async def test_a_cell_with_a_tool_runs_twice(before: ProcessResources) -> None:
     notebook = Notebook()
     await notebook.run("""
         from isthmus.library import BlockingToolService, ToolRequest, tool
@@ -86,7 +86,7 @@ async def test_a_cell_with_a_tool_runs_twice(before: Possessions) -> None:
     """)
 
 
-async def test_a_cell_that_is_interrupted_leaves_the_service_usable(before: Possessions) -> None:
+async def test_a_cell_that_is_interrupted_leaves_the_service_usable(before: ProcessResources) -> None:
     notebook = Notebook()
     await notebook.run("""
         from isthmus.library import ToolRequest, ToolService

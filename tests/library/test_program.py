@@ -37,7 +37,7 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def greet() -> Iterator[None]:
     @tool
     async def greet(context: ToolContext, name: str = "nobody") -> str:
-        """Greet somebody, who is asked for if it is nobody."""
+        """Greet by name; without a name, ask for it."""
         if name == "nobody":
             answer = await context.ask("Who?", {"type": "object", "properties": {"name": {"type": "string"}}})
             name = "" if answer is None else answer["name"]
@@ -71,7 +71,7 @@ def test_its_calls_and_streams_cross_nothing(posted: list[object]) -> None:
 async def test_a_tool_that_calls_another_crosses_nothing_either(posted: list[object]) -> None:
     @tool
     async def relay() -> str:
-        """Have somebody else greet."""
+        """Call the other greeting."""
         posted.clear()
         said = (await service.execute_tool(ToolRequest("greet", parameters={"name": "bob"}))).text
         return f"{said}, {len(posted)} times"
@@ -84,7 +84,7 @@ async def test_a_tool_that_calls_another_crosses_nothing_either(posted: list[obj
 
 
 @pytest.mark.usefixtures("greet")
-def test_what_is_asked_back_is_put_to_the_program_on_its_loop() -> None:
+def test_a_question_goes_to_the_program_on_its_loop() -> None:
     async def tell(_: dict[str, Any]) -> dict[str, Any]:
         return {"name": await where()}
 
@@ -96,7 +96,7 @@ def test_what_is_asked_back_is_put_to_the_program_on_its_loop() -> None:
 
 
 @pytest.mark.parametrize("raised", [LookupError("lost"), SystemExit(3), asyncio.CancelledError()])
-def test_what_a_program_raises_is_raised_and_the_loop_goes_on(
+def test_an_exception_of_a_program_is_raised_and_the_loop_continues(
     raised: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:

@@ -1,4 +1,4 @@
-"""What servers ask back while a tool runs: who is asked, where, in whose name, and when no more."""
+"""Questions of servers while a tool runs: the program that answers, the user it answers for, and when they end."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_thread_that_asks_ends_with_its_call() -> None:
     assert ended.wait(20)
 
 
-async def test_a_session_reaches_one_process_of_a_server_whatever_that_asks() -> None:
+async def test_a_session_reaches_one_process_of_a_server_that_asks() -> None:
     asked: list[str] = []
 
     async def accept(params: dict[str, Any]) -> dict[str, Any]:

@@ -32,11 +32,11 @@ def test_the_engine_uses_its_own_functions_and_an_mcp_server(tmp_path: Path) -> 
 async def test_the_engine_reports_unreadable_arguments_to_the_model() -> None:
     class Broken:
         def __init__(self) -> None:
-            self.told = ""
+            self.received = ""
 
         async def respond(self, messages: list[dict[str, Any]], tools: Any) -> dict[str, Any]:
             if len(messages) > 1:
-                self.told = messages[-1]["content"]
+                self.received = messages[-1]["content"]
                 return {"content": "I see."}
             function = {"name": "shout", "arguments": "{nonsense"}
             return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
@@ -44,4 +44,4 @@ async def test_the_engine_reports_unreadable_arguments_to_the_model() -> None:
     engine = runpy.run_path(str(CHECKOUT / "examples" / "library" / "engine.py"))["AgentEngine"]
     model, registry = Broken(), ToolRegistry([ToolDef("shout", "Say it louder.", {"type": "object"}, str.upper)])
     assert await engine(model, registry).chat("Shout.") == "I see."
-    assert model.told.startswith("Error: ")
+    assert model.received.startswith("Error: ")

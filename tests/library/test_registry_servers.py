@@ -92,9 +92,9 @@ async def test_every_server_of_the_file_is_connected_and_its_tools_can_be_called
     assert registry.call_tool(chinese) == "文件.读"
     assert registry.call_tool("mcp_web_search_picture") == "picture\n[image image/png, 3 bytes]"
 
-    told = {record.levelname: record.getMessage() for record in caplog.records if record.name.endswith("manager")}
-    assert told["INFO"] == "MCP server web-search connected; tools: 10"
-    assert "gone cannot be reached" in told["ERROR"]
+    received = {record.levelname: record.getMessage() for record in caplog.records if record.name.endswith("manager")}
+    assert received["INFO"] == "MCP server web-search connected; tools: 10"
+    assert "gone cannot be reached" in received["ERROR"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("'schemaless'" in warning for warning in warnings)
     assert any("'misspelt'" in warning for warning in warnings)

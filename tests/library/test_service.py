@@ -1,4 +1,4 @@
-"""A service and its real servers: how a tool ended, what came while it ran, and what servers have beside tools."""
+"""A service and its real servers: outcomes of tools, events while they run, and features beside tools."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def noted(tmp_path: Path, word: str) -> list[dict[str, Any]]:
     return [line for line in lines if word in json.dumps(line)]
 
 
-async def test_a_copy_of_what_has_a_service_has_the_same(service: ToolService) -> None:
+async def test_a_copied_object_keeps_the_same_service(service: ToolService) -> None:
     holder = copy.deepcopy({"agent": [service, copy.copy(service)]})
     assert holder["agent"] == [service, service]
     assert (await holder["agent"][0].execute_tool(pay("copied"))).is_success
@@ -178,7 +178,7 @@ async def test_callers_and_names_of_a_wrong_type_are_reported_by_that_type() -> 
 
 
 @pytest.mark.parametrize("odd", ["echo", None, {"tool_name": "echo"}])
-async def test_an_invalid_request_is_reported_with_what_it_should_be(odd: Any) -> None:
+async def test_an_invalid_request_is_reported_with_the_expected_form(odd: Any) -> None:
     async with ToolService() as service:
         with pytest.raises(TypeError, match=r'expected a ToolRequest\("name", parameters=\{\.\.\.\}\), not'):
             await service.execute_tool(odd)
@@ -226,7 +226,7 @@ async def test_how_a_tool_of_ones_own_ended_is_for_it_to_say(service: ToolServic
         assert chunks[-1].metadata["result"].status is status
 
 
-async def test_what_a_tool_of_ones_own_says_of_its_failure_is_kept(service: ToolService) -> None:
+async def test_an_error_of_a_custom_tool_is_kept(service: ToolService) -> None:
     busy = ErrorPayload(ErrorCode.TOOL_UNAVAILABLE, "the oven is cold", "no", "cold", retry_after=5.0)
 
     class Baking(Tool):
@@ -245,7 +245,7 @@ def test_every_fault_has_a_status() -> None:
     assert set(CODES) == set(ToolStatus) - {ToolStatus.SUCCESS}
 
 
-def test_what_a_hub_behind_this_one_says_counts_as_said_here() -> None:
+def test_an_error_of_a_hub_behind_this_one_keeps_its_status() -> None:
     data = msgspec.Raw(b'{"reason":"timed_out","executed":"no","server":"far"}')
     late = ServerError(ServerName("hub"), -32012, "late", data)
     behind = result_from(ToolRequest("x"), late, "x", None, 0.1, is_of_hub=True)
@@ -268,7 +268,7 @@ def test_what_a_hub_behind_this_one_says_counts_as_said_here() -> None:
         ({}, ""),
     ],
 )
-def test_what_a_server_returns_instead_of_content_is_the_result(answer: dict[str, Any], data: object) -> None:
+def test_a_result_without_content_is_the_result_data(answer: dict[str, Any], data: object) -> None:
     outcome = Result(msgspec.Raw(msgspec.json.encode(answer)))
     result = result_from(ToolRequest("x"), outcome, "x", None, 0.1)
     assert (result.status, result.result_data) == (ToolStatus.SUCCESS, data)
@@ -381,8 +381,8 @@ async def test_a_streaming_function_need_not_be_declared_as_one(*, says_no: bool
     async with ToolService() as service:
         service.register_tool(AtOnce("pour") if says_no else Pouring("pour"))
         chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest("pour"))]
-    told = ["data", "complete"] if says_no else ["progress", "data", "complete"]
-    assert [chunk.chunk_type for chunk in chunks] == told
+    received = ["data", "complete"] if says_no else ["progress", "data", "complete"]
+    assert [chunk.chunk_type for chunk in chunks] == received
     assert chunks[-1].content == {"poured": "at once" if says_no else "slowly"}
 
 
@@ -404,7 +404,7 @@ async def test_a_stream_of_something_else_is_reported_in_words() -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "plain", "refusing", "failing"])
-async def test_what_a_tool_asks_back_is_put_to_the_program(kind: str) -> None:
+async def test_a_tools_question_goes_to_the_program(kind: str) -> None:
     asked: list[dict[str, Any]] = []
 
     async def answer(params: dict[str, Any]) -> dict[str, Any] | None:
@@ -603,7 +603,7 @@ async def test_servers_by_their_names_are_read_as_a_file_has_them(
             assert "mcpServers.bad.type must be one of" in service.failures["bad"]
 
 
-async def test_a_relative_command_begins_at_the_programs_folder_whatever_the_servers_is(
+async def test_a_relative_command_starts_in_the_programs_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = raw_server()
@@ -616,7 +616,7 @@ async def test_a_relative_command_begins_at_the_programs_folder_whatever_the_ser
         assert service.failures == {}
 
 
-async def test_what_a_service_is_made_with_need_not_be_said_again() -> None:
+async def test_a_configured_service_initializes_without_arguments() -> None:
     service = ToolService({"mcp_servers": [raw_server()]})
     with pytest.raises(ConfigurationError, match="was already passed"):
         await service.initialize({"mcp_servers": []})
@@ -643,7 +643,7 @@ async def test_a_hub_is_named_by_texts(given: Any, said: str) -> None:
         await ToolService().initialize(**given)
 
 
-async def test_what_is_not_said_of_a_server_may_be_none() -> None:
+async def test_omitted_fields_of_a_server_may_be_none() -> None:
     fields = ("headers", "transport", "command", "args", "env", "url", "cwd", "user_headers")
     server = {"name": "a", "endpoint": "http://h/mcp", **dict.fromkeys(fields)}
     assert MCPServerConfig.of(server).settings() == MCPServerConfig("a", "http://h/mcp").settings()
@@ -663,12 +663,12 @@ async def test_a_server_that_a_file_describes_wrongly_is_listed_as_failed(
         assert "raw.pay" in await service.list_tools()
         with pytest.raises(ToolNotFoundError, match=r"servers\.wrong\.command must be a text"):
             service.get_tool("wrong.anything")
-    told = "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "servers.wrong.command must be" in told
-    assert "servers.raw.odd" in told
+    received = "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "servers.wrong.command must be" in received
+    assert "servers.raw.odd" in received
 
 
-async def test_a_file_says_what_there_is(tmp_path: Path) -> None:
+async def test_a_file_configures_the_service(tmp_path: Path) -> None:
     program, *words = command("raw_server", "--transport", "stdio")
     entries = {"paid": {"command": program, "args": words}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
@@ -819,12 +819,12 @@ async def test_one_reader_reads_a_stream(service: ToolService, tmp_path: Path) -
 
 
 async def test_one_watcher_that_fails_does_not_keep_the_others_from_the_news(service: ToolService) -> None:
-    heard = asyncio.Event()
+    received = asyncio.Event()
     loop = asyncio.get_running_loop()
-    stops = [service.watch(lambda: 1 / 0), service.watch(lambda: loop.call_soon_threadsafe(heard.set))]
+    stops = [service.watch(lambda: 1 / 0), service.watch(lambda: loop.call_soon_threadsafe(received.set))]
     await service.execute_tool(ToolRequest("raw.grow", parameters={"name": "sprout"}))
     async with asyncio.timeout(20):
-        await heard.wait()
+        await received.wait()
     for stop in stops:
         stop()
 

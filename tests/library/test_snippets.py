@@ -1,4 +1,4 @@
-"""What people type who have read how a tool service is used: from servers by address to tools, tasks and streams."""
+"""Typical programs with a tool service: from servers by address to tools, tasks and streams."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_task_needs_nothing_but_friendly_names() -> None:
     ]
 
 
-async def test_a_resolver_knows_every_form_and_whose_the_tools_are(tool_service: ToolService) -> None:
+async def test_a_resolver_accepts_every_form_of_a_name_and_checks_permissions(tool_service: ToolService) -> None:
     resolver = ToolResolver(tool_service)
     tools = await resolver.resolve_tools(["echo", "mcp.search", "weather", "mcp_mcp_server_long_computation"])
     assert [tool.name.partition(".")[2] for tool in tools] == ["echo", "search", "weather", "long_computation"]

@@ -28,7 +28,7 @@ from isthmus.library import (
 )
 from isthmus.library.loop_thread import LoopThread
 from tests.conftest import children
-from tests.library.possessions import left_behind, possessions
+from tests.library.process_resources import leaked_since, process_resources
 from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
 
 pytestmark = pytest.mark.xdist_group("library_sync")
@@ -139,7 +139,7 @@ def test_an_interrupted_call_is_cancelled_at_the_server(service: ToolService, le
 
 
 def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> None:
-    before = possessions()
+    before = process_resources()
 
     def until_there_is_one() -> None:
         while not children() - before.processes:
@@ -148,7 +148,7 @@ def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> No
     with interrupting(until_there_is_one), pytest.raises(KeyboardInterrupt):
         BlockingToolService(with_servers(raw_server("--mode", "hang_init"))).initialize()
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_impossible_request_is_reported(service: ToolService, fields: dict[st
     assert (result.status, result.error_message) == (ToolStatus.INVALID_PARAMETERS, trouble)
 
 
-def test_the_timeout_of_a_request_is_not_what_a_call_costs(service: ToolService) -> None:
+def test_the_timeout_of_a_request_does_not_delay_a_call(service: ToolService) -> None:
     result = service.blocking.execute_tool(pay("quick", timeout=300))
 
     assert result.result_data == "quick"
@@ -175,7 +175,7 @@ def test_the_timeout_of_a_request_is_not_what_a_call_costs(service: ToolService)
     assert result.execution_time < 60
 
 
-def test_an_async_tool_that_blocks_its_own_loop_is_advised_what_to_do(service: ToolService) -> None:
+def test_an_async_tool_that_blocks_its_own_loop_gets_advice(service: ToolService) -> None:
     tools = service.blocking
     waits: dict[str, Callable[[], object]] = {
         "execute_tool": lambda: tools.execute_tool(pay("never")),
@@ -284,7 +284,7 @@ def test_a_service_that_there_is_can_be_initialized_without_a_loop(tmp_path: Pat
         assert tools.execute_tool(pay("later")).result_data == "later"
 
 
-def test_what_to_begin_with_is_said_once() -> None:
+def test_initial_settings_are_passed_once() -> None:
     with pytest.raises(ConfigurationError, match=r"already passed to ToolService.*without arguments"):
         BlockingToolService({"enable_mcp": False}).initialize({"enable_mcp": True})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.library import MCPManager, ToolRegistry, ToolRequest, ToolService, ToolStatus
-from tests.library.possessions import left_behind, possessions
+from tests.library.process_resources import leaked_since, process_resources
 from tests.library.services import pay, raw_server, with_servers
 
 CALLS = 1000
@@ -43,13 +43,13 @@ def test_a_thousand_calls_from_32_threads(service: ToolService) -> None:
         return service.blocking.execute_tool(ToolRequest("raw.echo", parameters={"text": text})).text
 
     echo("warm")
-    before = possessions()
+    before = process_resources()
     texts = [f"call {number}" for number in range(CALLS)]
     with ThreadPoolExecutor(THREADS) as threads:
         assert list(threads.map(echo, texts)) == texts
 
     assert len(owners()) == 1
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
 
 
 def test_the_functions_of_a_registry_from_32_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_services_share_one_loop_and_do_not_meet(tmp_path: Path) -> None:
     assert all(str(number) in said for number, (said, _) in enumerate(found))
 
 
-def test_a_shutdown_from_another_thread_ends_what_runs(service: ToolService, ledger: Path) -> None:
+def test_a_shutdown_from_another_thread_ends_running_calls(service: ToolService, ledger: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         running = [
             threads.submit(service.blocking.execute_tool, pay(f"long {number}", "sleep:60")) for number in range(3)

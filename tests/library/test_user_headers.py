@@ -1,4 +1,4 @@
-"""Headers of the user for whom a program asks: given with a request, sent where a server is configured for them."""
+"""Headers of a program's user: given with a request, sent where a server is configured for them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def asked(service: ToolService, name: str, headers: Any) -> ToolResult:
 
 async def test_a_users_headers_go_with_the_request_to_servers_that_list_them(spawn: Spawn) -> None:
     peer = await spawn("raw_server")
-    told = {"name": "told", "endpoint": peer.url, "user_headers": ["X-User-Id"]}
+    received = {"name": "told", "endpoint": peer.url, "user_headers": ["X-User-Id"]}
     service = ToolService()
-    await service.initialize(with_servers(told, {"name": "untold", "endpoint": peer.url}))
+    await service.initialize(with_servers(received, {"name": "untold", "endpoint": peer.url}))
     async with service:
         results = [await asked(service, f"{server}.meta", HEADERS) for server in ("told", "untold")]
         refused = await asked(service, "told.meta", {"X-User-Id": "ann\r\nX-Admin: yes"})
@@ -39,7 +39,7 @@ async def test_a_users_headers_go_with_the_request_to_servers_that_list_them(spa
 
 
 @pytest.mark.parametrize("headers", [None, {}])
-async def test_a_request_without_headers_needs_none(headers: Any) -> None:
+async def test_a_request_without_headers_succeeds(headers: Any) -> None:
     service = ToolService()
     await service.initialize()
     async with service:

@@ -1,7 +1,7 @@
-"""A client on the official SDK, mcp 1.x, that answers what servers ask: a script in an environment of its own.
+"""A client on the official SDK, mcp 1.x, that answers questions of servers: a script in an environment of its own.
 
-On stdin: persons (what each can and says) and visits (an address, and steps: a tool and its arguments). For each visit
-one JSON object comes out: what every person was told and asked, by step. Run by `persons.run`.
+On stdin: behaviours (capabilities and answers) and visits (an address, and steps: a tool and its arguments). For each
+visit it prints one JSON object: the results and questions of every behaviour, by step. Run by `answering_clients.run`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mcp.client.streamable_http import streamable_http_client
 CALL_SECONDS = 30.0
 
 
-class Person:
-    """Answers as it was told to, and notes what it was asked."""
+class Answerer:
+    """Answers as configured, and records the questions."""
 
     def __init__(self, words: dict[str, Any]) -> None:
         self._words = words
@@ -43,12 +43,12 @@ class Person:
         return types.CreateMessageResult(role="assistant", content=text, model="test")
 
     async def list_roots(self, _: Any) -> types.ListRootsResult:
-        """Say where it works."""
+        """Return one root."""
         self.asked.append(["roots/list", ""])
         return types.ListRootsResult(roots=[types.Root(uri="file:///work")])
 
     def session(self, read: Any, write: Any) -> ClientSession:
-        """A session that says what this person can."""
+        """A session with the capabilities of this behaviour."""
         can = self._words["can"]
         return ClientSession(
             read,
@@ -60,7 +60,7 @@ class Person:
         )
 
     async def call(self, session: ClientSession, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What a call came to."""
+        """Call, and return the result or the error, and the questions."""
         self.asked.clear()
         try:
             result = await session.call_tool(tool, arguments)
@@ -69,27 +69,29 @@ class Person:
         return {"text": result.content[0].text, "asked": sorted(self.asked)}
 
 
-async def visit(url: str, persons: dict[str, Any], steps: dict[str, Any], told: dict[str, Any]) -> None:
-    """Visit one address as every person in turn."""
+async def visit(url: str, behaviours: dict[str, Any], steps: dict[str, Any], results: dict[str, Any]) -> None:
+    """Call one address with every behaviour in turn."""
     async with httpx.AsyncClient(trust_env=False, timeout=CALL_SECONDS) as http:
-        for name, words in persons.items():
-            person = Person(words)
+        for name, words in behaviours.items():
+            answerer = Answerer(words)
             async with (
                 streamable_http_client(url, http_client=http) as (read, write, _),
-                person.session(read, write) as session,
+                answerer.session(read, write) as session,
             ):
                 await session.initialize()
-                told[name] = {step: await person.call(session, *steps[step]) for step in words.get("does") or steps}
+                results[name] = {
+                    step: await answerer.call(session, *steps[step]) for step in words.get("does") or steps
+                }
 
 
 async def main() -> None:
     """Visit all addresses at the same time."""
     todo = json.loads(sys.stdin.read())
-    told: list[dict[str, Any]] = [{} for _ in todo["visits"]]
+    results: list[dict[str, Any]] = [{} for _ in todo["visits"]]
     async with anyio.create_task_group() as group:
-        for (url, steps), here in zip(todo["visits"], told, strict=True):
-            group.start_soon(visit, url, todo["persons"], steps, here)
-    print(json.dumps(told))
+        for (url, steps), here in zip(todo["visits"], results, strict=True):
+            group.start_soon(visit, url, todo["behaviours"], steps, here)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

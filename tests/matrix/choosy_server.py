@@ -1,4 +1,4 @@
-"""A modern server over stdio that does not tell of every resource it lists.
+"""A modern server over stdio that does not announce updates of every resource it lists.
 
 Its arguments are how it says no to a request that names one which it leaves out (`refuse` it, or acknowledge the
 `rest`), and a file that holds their URIs. The tool `touch` tells of a resource on every subscription that has it, and

@@ -53,9 +53,9 @@ class Kind:
 
     @property
     def announces(self) -> bool:
-        """Whether anybody can hear of its changes: without a session the SDK has no stream to tell of them on.
+        """Whether its changes can be announced: without a session the SDK has no stream for notifications.
 
-        FastMCP tells on the stream of the request that made the change, which the hub hears.
+        FastMCP sends them on the stream of the request that made the change, and the hub reads that stream.
         """
         return (self.era, self.carrier) != ("legacy", "stateless") or self.program == "fastmcp"
 

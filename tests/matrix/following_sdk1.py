@@ -1,4 +1,4 @@
-"""Two clients on the official SDK, mcp 1.x, that can be asked something and follow a resource: a script of its own.
+"""Two clients on the official SDK, mcp 1.x, with elicitation, that follow a resource: a script of its own.
 
 On stdin: an address, a resource, and a tool that updates it in the process of who calls it. The first calls, waits
 until it is told, and then the second does. One JSON object comes out: how often each was told, and what each read.
@@ -20,10 +20,10 @@ CALL_SECONDS = 30.0
 
 
 class Reader:
-    """One client, and what it was told."""
+    """One client, and its notifications."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self._woken = anyio.Event()
 
     async def hear(self, message: Any) -> None:
@@ -31,14 +31,14 @@ class Reader:
         if isinstance(message, types.ServerNotification):
             note = message.root
             if isinstance(note, types.ResourceUpdatedNotification):
-                self.told.append(str(note.params.uri))
+                self.notified.append(str(note.params.uri))
                 self._woken.set()
                 self._woken = anyio.Event()
 
-    async def until_told(self, uri: str) -> None:
+    async def until_notified(self, uri: str) -> None:
         """Wait for the first word on it."""
         with anyio.fail_after(CALL_SECONDS):
-            while uri not in self.told:
+            while uri not in self.notified:
                 await self._woken.wait()
 
     def session(self, read: Any, write: Any) -> ClientSession:
@@ -53,9 +53,9 @@ async def decline(*_: Any) -> types.ElicitResult:
 
 
 async def read_after(reader: Reader, session: ClientSession, todo: dict[str, Any]) -> str:
-    """Update the resource, wait until that is told, and read it."""
+    """Update the resource, wait for the notification, and read it."""
     await session.call_tool(todo["tool"], {})
-    await reader.until_told(todo["uri"])
+    await reader.until_notified(todo["uri"])
     content = (await session.read_resource(todo["uri"])).contents[0]
     return getattr(content, "text", "")
 
@@ -76,7 +76,7 @@ async def main() -> None:
             await session.list_tools()
             await session.subscribe_resource(todo["uri"])
         texts = [await read_after(one, first, todo), await read_after(two, second, todo)]
-    print(json.dumps({"told": [len(one.told), len(two.told)], "read": texts}))
+    print(json.dumps({"notified": [len(one.notified), len(two.notified)], "read": texts}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server of the earlier era over stdio whose pages are its process's own: what one process writes no other knows.
+"""A server of the earlier era over stdio with pages that belong to one process; other processes do not see them.
 
 `touch` writes on a page, tells so if it was asked to, and only then answers. On SIGUSR1 it tells of its first page as
 if that had changed for everybody. What each process is asked is written to a file, in order, with its pid.
@@ -33,7 +33,7 @@ class Notebook:
         with open(self._ledger, "a", encoding="utf-8") as file:
             file.write(" ".join([str(os.getpid()), *words]) + "\n")
 
-    def tell(self, uri: str) -> None:
+    def announce(self, uri: str) -> None:
         """Say that a page was written on, to who wants to know."""
         if uri in self._watched:
             self.say(method="notifications/resources/updated", params={"uri": uri})
@@ -77,13 +77,13 @@ class Notebook:
         """Write on a page."""
         self.note("touch", uri)
         self._written[uri] += 1
-        self.tell(uri)
+        self.announce(uri)
         return {"content": [{"type": "text", "text": str(os.getpid())}]}
 
 
 if __name__ == "__main__":
     notebook = Notebook(sys.argv[1])
-    signal.signal(signal.SIGUSR1, lambda *_: notebook.tell(PAGE))
+    signal.signal(signal.SIGUSR1, lambda *_: notebook.announce(PAGE))
     notebook.note("start", PAGE)
     for line in sys.stdin:
         notebook.take(json.loads(line))

@@ -1,7 +1,7 @@
-"""A server over stdio, of either era, that lists more to clients that can be asked something.
+"""A server over stdio, of either era, that lists more tools to clients with elicitation.
 
 `plain` and `grow` are for everybody, `ask` for those with elicitation; `grow` adds a tool for the latter, and says so
-to whoever it speaks to. Every process writes a line to the file it is given, so that tests can count them.
+to its client. Every process writes a line to the file it is given, so that tests can count them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Server:
                 self.say(id=message["id"], result={**version, **self._abilities()})
             case "subscriptions/listen" if self._is_modern:
                 self._listening = message["id"]
-                self.tell("notifications/subscriptions/acknowledged", notifications={"toolsListChanged": True})
+                self.notify("notifications/subscriptions/acknowledged", notifications={"toolsListChanged": True})
             case "tools/list":
                 tools = [{"name": name, "inputSchema": {"type": "object"}} for name in self.names(client)]
                 self.say(id=message["id"], result={"tools": tools, **self._complete()})
@@ -72,10 +72,10 @@ class Server:
             return
         if name == "grow":
             self._grown.append(f"grown{len(self._grown)}")
-            self.tell("notifications/tools/list_changed")
+            self.notify("notifications/tools/list_changed")
         self.say(id=id, result={"content": [{"type": "text", "text": name}], **self._complete()})
 
-    def tell(self, method: str, **params: Any) -> None:
+    def notify(self, method: str, **params: Any) -> None:
         """Say something by itself."""
         mark = {"_meta": {SUBSCRIPTION: self._listening}} if self._is_modern else {}
         self.say(method=method, params={**params, **mark})

@@ -51,7 +51,7 @@ plain: Server[Any, Any] = Server("plain")
 
 @plain.list_tools()
 async def plain_tools() -> list[types.Tool]:
-    """The same tool, of which it is not said that it can be run as a task."""
+    """The same tool, without support for tasks."""
     return [types.Tool(name="work", inputSchema={"type": "object"})]
 
 
@@ -85,7 +85,7 @@ async def call_task(url: str, tool: str) -> dict[str, Any]:
     """Run a tool as a task and take its result, then another and give it up."""
     async with (
         streamable_http_client(url) as (read, write, _),
-        ClientSession(read, write, elicitation_callback=answer, message_handler=heard) as me,
+        ClientSession(read, write, elicitation_callback=answer, message_handler=on_message) as me,
     ):
         greeted = await me.initialize()
         made = await me.experimental.call_tool_as_task(tool, {})
@@ -106,7 +106,7 @@ async def call_task(url: str, tool: str) -> dict[str, Any]:
             "unknown": await refused(me, endless[:-1]),
             "listed": {task.taskId: task.status for task in listed.tasks} == {id: "completed", endless: "cancelled"},
             "next": listed.nextCursor,
-            "told": sorted({told.taskId in (id, endless) for told in statuses}),
+            "notified": sorted({received.taskId in (id, endless) for received in statuses}),
         }
 
 
@@ -114,7 +114,7 @@ statuses: list[types.TaskStatusNotificationParams] = []
 ended = anyio.Event()
 
 
-async def heard(message: Any) -> None:
+async def on_message(message: Any) -> None:
     """Take down how tasks stand, as it is announced."""
     if isinstance(message, types.ServerNotification) and isinstance(message.root, types.TaskStatusNotification):
         statuses.append(message.root.params)
@@ -122,11 +122,11 @@ async def heard(message: Any) -> None:
             ended.set()
 
 
-async def hear(url: str, tool: str) -> dict[str, Any]:
+async def follow(url: str, tool: str) -> dict[str, Any]:
     """Run a tool as a task and only listen until it has ended."""
     async with (
         streamable_http_client(url) as (read, write, _),
-        ClientSession(read, write, message_handler=heard) as me,
+        ClientSession(read, write, message_handler=on_message) as me,
     ):
         await me.initialize()
         id = (await me.experimental.call_tool_as_task(tool, {"topic": "straits"})).task.taskId
@@ -135,7 +135,7 @@ async def hear(url: str, tool: str) -> dict[str, Any]:
         listed = await me.experimental.list_tasks()
         result = await me.experimental.get_task_result(id, types.CallToolResult)
         return {
-            "told": [[told.taskId == id, told.status] for told in statuses],
+            "notified": [[received.taskId == id, received.status] for received in statuses],
             "running": [[task.taskId == id, task.status] for task in running.tasks],
             "listed": [[task.taskId == id, task.status] for task in listed.tasks],
             "is_error": result.isError,
@@ -154,7 +154,7 @@ async def refused(me: ClientSession, id: str) -> int:
 async def bounded(mode: str, url: str, tool: str) -> None:
     """Run, and report what was found."""
     with anyio.fail_after(CLIENT_SECONDS):
-        found = await (call_task if mode == "call" else hear)(url, tool)
+        found = await (call_task if mode == "call" else follow)(url, tool)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

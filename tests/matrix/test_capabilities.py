@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.matrix.gallery import CELLS, Cell, Gallery
+from tests.matrix.full_servers import CELLS, Cell, FullServerMatrix
 from tests.peers import content
 from tests.peers.expectations import assert_changed, assert_logged, assert_looked
 
@@ -14,26 +14,28 @@ every_cell = pytest.mark.parametrize("cell", CELLS, ids=str)
 
 
 @every_cell
-async def test_lists_reading_prompts_and_completions_are_the_servers_own(gallery: Gallery, cell: Cell) -> None:
-    assert_looked(await gallery.survey(cell))
+async def test_lists_reading_prompts_and_completions_are_the_servers_own(
+    full_servers: FullServerMatrix, cell: Cell
+) -> None:
+    assert_looked(await full_servers.survey(cell))
 
 
 @every_cell
 async def test_log_lines_come_with_their_call_from_the_level_on_that_was_asked_for(
-    gallery: Gallery, cell: Cell
+    full_servers: FullServerMatrix, cell: Cell
 ) -> None:
     # The hub knows each caller's level itself, so it holds also where the server remembers none.
-    assert_logged(await gallery.survey(cell), era=cell.form.era, keeps_levels=True)
+    assert_logged(await full_servers.survey(cell), era=cell.form.era, keeps_levels=True)
 
 
 @every_cell
-async def test_changes_are_announced_wherever_the_server_can(gallery: Gallery, cell: Cell) -> None:
-    assert_changed(await gallery.survey(cell), cell.form)
+async def test_changes_are_announced_wherever_the_server_can(full_servers: FullServerMatrix, cell: Cell) -> None:
+    assert_changed(await full_servers.survey(cell), cell.form)
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.way == "own"], ids=str)
-async def test_what_is_shown_of_a_server_is_what_it_has(gallery: Gallery, cell: Cell) -> None:
-    shown = (await gallery.survey(cell)).capabilities
+async def test_the_shown_capabilities_are_those_of_the_server(full_servers: FullServerMatrix, cell: Cell) -> None:
+    shown = (await full_servers.survey(cell)).capabilities
 
     # Tasks are what the hub itself does for servers that have none.
     assert {key: shown[key] for key in shown if key not in ("extensions", "tasks")} == {
@@ -47,9 +49,9 @@ async def test_what_is_shown_of_a_server_is_what_it_has(gallery: Gallery, cell: 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.way == "own"], ids=str)
 async def test_a_resource_can_be_watched_exactly_where_the_server_takes_subscriptions(
-    gallery: Gallery, cell: Cell
+    full_servers: FullServerMatrix, cell: Cell
 ) -> None:
-    found = await gallery.survey(cell)
+    found = await full_servers.survey(cell)
 
     takes = "subscriptions" in cell.form.abilities
     if cell.form.era == "legacy":

@@ -1,11 +1,11 @@
-"""Every official client × every official server × every way in: what a caller gets is what the server gives."""
+"""Every official client × every official server × every way in: callers get exactly the server's answers."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.matrix.agency import CELLS, Agency, Cell
-from tests.matrix.tours import HOP, MODERN, SPOKEN, TEXT, TRACE
+from tests.matrix.matrix_sessions import CELLS, Cell, MatrixSessions
+from tests.matrix.session_steps import HOP, MODERN, SPOKEN, TEXT, TRACE
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("matrix")]
 
@@ -18,16 +18,16 @@ every_cell = pytest.mark.parametrize("cell", CELLS, ids=str)
 
 
 @every_cell
-async def test_a_client_speaks_its_own_era_whatever_the_server_speaks(agency: Agency, cell: Cell) -> None:
-    tour = await agency.tour(cell)
+async def test_a_client_speaks_its_own_era_with_every_server(sessions: MatrixSessions, cell: Cell) -> None:
+    record = await sessions.record(cell)
 
-    assert tour.answers["hello"]["hello"]["protocolVersion"] == SPOKEN[cell.client_name]
+    assert record.answers["hello"]["hello"]["protocolVersion"] == SPOKEN[cell.client_name]
 
 
 @every_cell
-async def test_a_listing_says_of_each_tool_all_that_the_server_says(agency: Agency, cell: Cell) -> None:
-    listed = (await agency.tour(cell)).tools("listed")
-    direct = (await agency.direct(cell.kind)).tools("listed")
+async def test_a_listing_says_of_each_tool_all_that_the_server_says(sessions: MatrixSessions, cell: Cell) -> None:
+    listed = (await sessions.record(cell)).tools("listed")
+    direct = (await sessions.direct(cell.kind)).tools("listed")
 
     assert set(listed) >= TOOLS
     more = {} if SPOKEN[cell.client_name] == MODERN else OFFERED
@@ -40,42 +40,44 @@ async def test_a_listing_says_of_each_tool_all_that_the_server_says(agency: Agen
 
 
 @every_cell
-async def test_a_call_gets_the_servers_own_result_errors_included(agency: Agency, cell: Cell) -> None:
-    tour, direct = await agency.tour(cell), await agency.direct(cell.kind)
+async def test_a_call_gets_the_servers_own_result_errors_included(sessions: MatrixSessions, cell: Cell) -> None:
+    record, direct = await sessions.record(cell), await sessions.direct(cell.kind)
 
     for step in ("echoed", "added", "decorated", "failed", "raised"):
-        assert tour.result(step) == direct.result(step)
-    assert (tour.text("echoed"), tour.result("echoed")["structuredContent"]) == (TEXT, {"text": TEXT})
-    assert tour.result("added")["structuredContent"] == {"sum": 42}
-    assert (tour.result("failed")["isError"], tour.result("raised")["isError"]) == (True, True)
-    assert "this tool always fails" in tour.text("failed")
-    assert "boom" in tour.text("raised")
+        assert record.result(step) == direct.result(step)
+    assert (record.text("echoed"), record.result("echoed")["structuredContent"]) == (TEXT, {"text": TEXT})
+    assert record.result("added")["structuredContent"] == {"sum": 42}
+    assert (record.result("failed")["isError"], record.result("raised")["isError"]) == (True, True)
+    assert "this tool always fails" in record.text("failed")
+    assert "boom" in record.text("raised")
 
 
 @every_cell
-async def test_every_report_of_progress_arrives_in_order_and_before_the_result(agency: Agency, cell: Cell) -> None:
-    tour = await agency.tour(cell)
+async def test_every_report_of_progress_arrives_in_order_and_before_the_result(
+    sessions: MatrixSessions, cell: Cell
+) -> None:
+    record = await sessions.record(cell)
 
-    assert tour.text("slow") == "5 steps"
-    assert tour.answers["slow"]["progress"] == [[step, 5, f"step {step}"] for step in range(1, 6)]
+    assert record.text("slow") == "5 steps"
+    assert record.answers["slow"]["progress"] == [[step, 5, f"step {step}"] for step in range(1, 6)]
 
 
 @every_cell
-async def test_a_cancelled_call_is_cancelled_at_the_server(agency: Agency, cell: Cell) -> None:
-    tour = await agency.tour(cell)
-    assert tour.answers["cancelled"]["ok"], tour.answers["cancelled"]
+async def test_a_cancelled_call_is_cancelled_at_the_server(sessions: MatrixSessions, cell: Cell) -> None:
+    record = await sessions.record(cell)
+    assert record.answers["cancelled"]["ok"], record.answers["cancelled"]
 
-    await agency.field.ledger.wait_for(f"cancelled {tour.token}")
+    await sessions.field.ledger.wait_for(f"cancelled {record.token}")
 
-    assert agency.field.ledger.lines().count(f"started {tour.token}") == 1
+    assert sessions.field.ledger.lines().count(f"started {record.token}") == 1
     if cell.client_name == "sdk1":  # the others hear nothing more of what they cancelled
-        error = tour.answers["cancelled"]["answer"]["error"]
+        error = record.answers["cancelled"]["answer"]["error"]
         assert (error["code"], error["data"]["executed"]) == (-32012, "unknown")
 
 
 @every_cell
-async def test_meta_reaches_the_server_but_for_what_belongs_to_the_callers_hop(agency: Agency, cell: Cell) -> None:
-    received = (await agency.tour(cell)).meta()
+async def test_meta_reaches_the_server_without_members_of_the_callers_hop(sessions: MatrixSessions, cell: Cell) -> None:
+    received = (await sessions.record(cell)).meta()
 
     hop = {key.removeprefix(HOP): value for key, value in received.items() if key.startswith(HOP)}
     assert {key: received.get(key) for key in TRACE} == TRACE
@@ -87,22 +89,22 @@ async def test_meta_reaches_the_server_but_for_what_belongs_to_the_callers_hop(a
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.kind.announces], ids=str)
-async def test_a_new_tool_is_announced_and_then_listed(agency: Agency, cell: Cell) -> None:
-    tour = await agency.tour(cell)
+async def test_a_new_tool_is_announced_and_then_listed(sessions: MatrixSessions, cell: Cell) -> None:
+    record = await sessions.record(cell)
 
-    assert tour.token not in tour.tools("listed")
-    assert tour.text("grown") == tour.token
-    assert tour.token in tour.tools("changed")
-    assert tour.tools("listed_again") == tour.tools("changed")
+    assert record.token not in record.tools("listed")
+    assert record.text("grown") == record.token
+    assert record.token in record.tools("changed")
+    assert record.tools("listed_again") == record.tools("changed")
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.kind.announces], ids=str)
 async def test_a_new_tool_that_its_server_cannot_announce_takes_nothing_from_the_list(
-    agency: Agency, cell: Cell
+    sessions: MatrixSessions, cell: Cell
 ) -> None:
     # A known gap. Without a session the SDK has no stream to announce on (see tests/peers). Asked directly, its next
     # listing has the tool all the same; the hub keeps its list until it looks again, which it does once a minute.
-    tour = await agency.tour(cell)
+    record = await sessions.record(cell)
 
-    assert tour.text("grown") == tour.token
-    assert set(tour.tools("listed_again")) >= TOOLS
+    assert record.text("grown") == record.token
+    assert set(record.tools("listed_again")) >= TOOLS

@@ -11,8 +11,8 @@ import pytest_asyncio
 from tests.code.script_server import command as script_server
 from tests.frontends.set_server import command as set_server
 from tests.hubs import PATIENT, HubProcess, serving, stdio
-from tests.matrix.test_typescript import GUESTS, Guest, call
-from tests.matrix.tours import HEARD_SECONDS
+from tests.matrix.session_steps import NOTIFICATION_SECONDS
+from tests.matrix.test_typescript import CLIENTS, TypeScriptClient, call
 from tests.peers.sdk1_steps import Answer, Step, run_sdk1
 from tests.peers.typescript import SessionPlan, run_typescript
 
@@ -67,24 +67,24 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
         yield running
 
 
-@pytest.mark.parametrize("guest", GUESTS, ids=str)
-async def test_typescript_uses_sets_search_and_code_in_both_eras(hub: HubProcess, guest: Guest) -> None:
+@pytest.mark.parametrize("client", CLIENTS, ids=str)
+async def test_typescript_uses_sets_search_and_code_in_both_eras(hub: HubProcess, client: TypeScriptClient) -> None:
     searching = dict(SEARCH_STEPS)
-    if guest.speaks == "2025-11-25":
+    if client.speaks == "2025-11-25":
         # Only a session remembers what was found; its list then has that, too.
-        searching["changed"] = {"do": "changed", "within": HEARD_SECONDS, "lists": "create_issue"}
+        searching["changed"] = {"do": "changed", "within": NOTIFICATION_SECONDS, "lists": "create_issue"}
     hello: dict[str, Step] = {"hello": {"do": "hello"}}
     paths: dict[str, dict[str, Step]] = {"dev": SET_STEPS, "found": searching, "coded": CODE_STEPS}
     plans = [SessionPlan({**hello, **steps}, hub.url_of(path)) for path, steps in paths.items()]
-    in_set, in_search, in_code = await run_typescript(guest.major, guest.mode, plans)
+    in_set, in_search, in_code = await run_typescript(client.major, client.mode, plans)
 
     for found in (in_set, in_search, in_code):
-        assert found["hello"]["hello"]["protocolVersion"] == guest.speaks
+        assert found["hello"]["hello"]["protocolVersion"] == client.speaks
     assert_set(in_set)
     assert_search(in_search)
     assert_code(in_code)
     assert in_code["ran"]["progress"][0][2] == "half way"
-    if guest.speaks == "2025-11-25":
+    if client.speaks == "2025-11-25":
         assert names(in_search["changed"]) == ["search_tools", "call_tool", "create_issue"]
 
 

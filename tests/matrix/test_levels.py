@@ -35,7 +35,7 @@ async def test_a_level_holds_from_the_next_call_on(
 ) -> None:
     form = Form("sdk2", "legacy", carrier)
     peer = await spawn(form.peer, *form.options)
-    ear, heard = MessageListener(), []
+    ear, received = MessageListener(), []
     async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
         await until_complete(hub.url)
         async with client_over_http(hub.url_of("full"), mode="legacy", listener=ear) as client:
@@ -44,12 +44,12 @@ async def test_a_level_holds_from_the_next_call_on(
                     await level_set(client, level)
                     ear.logs.clear()
                     await client.call_tool("log_some", {})
-                    heard.append(levels_in(ear))
+                    received.append(levels_in(ear))
 
-    assert heard == [["error"], list(content.LEVELS)] * ROUNDS
+    assert received == [["error"], list(content.LEVELS)] * ROUNDS
 
 
-async def test_what_one_caller_chooses_takes_nothing_from_another(tmp_path: Path, spawn: Spawn) -> None:
+async def test_one_callers_log_level_does_not_affect_another(tmp_path: Path, spawn: Spawn) -> None:
     form = Form("sdk2", "legacy", "stateful")
     peer = await spawn(form.peer, *form.options)
     quiet, curious, late = MessageListener(), MessageListener(), MessageListener()
@@ -94,7 +94,7 @@ async def test_a_modern_call_gets_its_log_level_from_a_server_that_has_one_level
                 return await heard("debug") == list(content.LEVELS)
 
             await level_set(chose, "error")
-            await eventually(hears_everything, "the server is told")  # the first call may overtake its level
+            await eventually(hears_everything, "the server has the level")  # the first call may overtake its level
             assert await heard("error") == ["error"]
             assert await hears_everything()
             await chose.call_tool("log_some", {})

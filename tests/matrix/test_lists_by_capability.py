@@ -30,7 +30,7 @@ ERAS = ("legacy", "modern")
 ABLE: dict[str, Any] = {"elicitation": {}}
 EVERYBODYS = {"plain", "grow"}
 QUESTIONING = {"trigger-sampling-request", "trigger-elicitation-request"}
-HEARD_SECONDS = 30.0
+NOTIFICATION_SECONDS = 30.0
 
 
 async def answer_form(*_: Any) -> ElicitResult:
@@ -64,9 +64,9 @@ async def connected(
     async with AsyncExitStack() as stack:
         transport: Any = target
         if isinstance(target, str) and target.endswith("/sse"):
-            transport = sse_client(target, timeout=HEARD_SECONDS)
+            transport = sse_client(target, timeout=NOTIFICATION_SECONDS)
         elif isinstance(target, str):
-            http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=HEARD_SECONDS))
+            http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=NOTIFICATION_SECONDS))
             transport = streamable_http_client(target, http_client=http)
         made = Client(transport, mode="legacy", message_handler=ear, cache=None, **ANSWERS[client_caps])
         yield await stack.enter_async_context(made)
@@ -99,13 +99,13 @@ async def everything(
 
 @pytest.mark.parametrize("client_caps", ANSWERS)
 @pytest.mark.parametrize("form", ["by-stdio", "by-sse", "by-http"])
-async def test_a_caller_is_listed_what_the_server_lists_to_such_a_client(
+async def test_a_caller_gets_the_servers_list_for_its_capabilities(
     everything: tuple[HubProcess, Mapping[str, str | StdioServerParameters]], form: str, client_caps: str
 ) -> None:
     hub, direct = everything
     expected = {"everything": QUESTIONING, "sampling": {"trigger-sampling-request"}}.get(client_caps, set())
     async with (
-        asyncio.timeout(2 * HEARD_SECONDS),
+        asyncio.timeout(2 * NOTIFICATION_SECONDS),
         connected(direct[form], client_caps) as at_server,
         connected(hub.url_of(form), client_caps) as at_hub,
     ):
@@ -118,7 +118,7 @@ async def test_a_caller_is_listed_what_the_server_lists_to_such_a_client(
         await eventually(is_the_same, f"the same tools, {expected} among them")
 
 
-async def test_what_only_some_are_listed_others_cannot_call(
+async def test_tools_listed_only_to_some_cannot_be_called_by_others(
     everything: tuple[HubProcess, Mapping[str, str | StdioServerParameters]],
 ) -> None:
     hub, _ = everything
@@ -168,7 +168,7 @@ async def names(caller: Raw, capabilities: Mapping[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_each_modern_request_is_answered_for_what_its_caller_can_be_asked(tmp_path: Path, era: str) -> None:
+async def test_each_modern_request_is_answered_by_its_own_capabilities(tmp_path: Path, era: str) -> None:
     async with profiled(tmp_path, era) as (hub, _), Raw(hub.url_of("one")) as caller:
         assert await names(caller, {}) == EVERYBODYS
         assert await names(caller, ABLE) == {*EVERYBODYS, "ask"}
@@ -181,7 +181,7 @@ async def test_each_modern_request_is_answered_for_what_its_caller_can_be_asked(
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_caller_that_calls_before_it_lists_can_call_what_it_would_list(tmp_path: Path, era: str) -> None:
+async def test_a_caller_can_call_its_tools_before_listing(tmp_path: Path, era: str) -> None:
     async with profiled(tmp_path, era) as (hub, _), Raw(hub.url) as caller:
         called = await ask(caller, "tools/call", ABLE, name="one.ask", arguments={})
         unknown = await ask(caller, "tools/call", ABLE, name="one.nothing", arguments={})
@@ -195,7 +195,7 @@ async def test_a_change_is_announced_to_callers_with_another_list(tmp_path: Path
     able, other = MessageListener(), MessageListener()
     async with (
         profiled(tmp_path, era) as (hub, _),
-        asyncio.timeout(HEARD_SECONDS),
+        asyncio.timeout(NOTIFICATION_SECONDS),
         connected(hub.url_of("one"), "everything", able) as asked,
         connected(hub.url_of("one"), "nothing", other) as unasked,
     ):

@@ -1,4 +1,4 @@
-"""Who has a process of its own on a server hears what that process tells, once, and nobody else does."""
+"""A caller with its own process of a server gets the notifications of that process, once; other callers get none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
-from tests.faults.ears import listening
+from tests.faults.event_listener import listening
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 from tests.matrix.field import until_complete
@@ -33,8 +33,8 @@ Mode = Literal["legacy", "2026-07-28"]
 Carrier = Literal["stdio", "sse", "streamableHttp"]
 MODES: tuple[Mode, ...] = ("legacy", "2026-07-28")
 HERE = Path(__file__).parent
-HEARD_SECONDS = 45.0
-"""Who waits for so long has found something that is never told."""
+NOTIFICATION_SECONDS = 45.0
+"""A notification that takes longer is not coming."""
 DOCUMENT = "demo://resource/static/document/architecture.md"
 CALLERS = {name: {"key": f"key-of-{name}-012345", "allow": ["one"]} for name in ("ann", "bob")}
 
@@ -66,7 +66,7 @@ class Notebook:
         return [word for who, word, _ in self.lines() if int(who) == pid and word in words]
 
     def is_given_up(self, pid: int) -> bool:
-        """Whether a process was asked to tell, and then to tell no more."""
+        """Whether a process received a subscription and then an unsubscription."""
         return self.asked(pid, "subscribe", "unsubscribe") == ["subscribe", "unsubscribe"]
 
 
@@ -75,7 +75,7 @@ async def notebook(folder: Path, *, callers: Any = None, **more: Any) -> AsyncIt
     ledger = folder / "asked"
     entry = stdio([sys.executable, str(HERE / "notebook_server.py"), str(ledger)], **more)
     tables = {"limits": PATIENT, **({} if callers is None else {"callers": callers})}
-    async with asyncio.timeout(2 * HEARD_SECONDS), serving(folder, {"one": entry}, **tables) as hub:
+    async with asyncio.timeout(2 * NOTIFICATION_SECONDS), serving(folder, {"one": entry}, **tables) as hub:
         if callers is None:
             await until_complete(hub.url_of("one"))
         yield Notebook(hub, ledger)
@@ -86,7 +86,7 @@ async def able(url: str, mode: Mode, key: str | None = None) -> AsyncIterator[tu
     """A client that can be asked something, and so has a process of its own."""
     ear, headers = MessageListener(), {} if key is None else {"authorization": f"Bearer {key}"}
     async with AsyncExitStack() as stack:
-        http = httpx2.AsyncClient(headers=headers, trust_env=False, timeout=HEARD_SECONDS)
+        http = httpx2.AsyncClient(headers=headers, trust_env=False, timeout=NOTIFICATION_SECONDS)
         await stack.enter_async_context(http)
         transport = streamable_http_client(url, http_client=http)
         made = Client(transport, mode=mode, message_handler=ear, cache=None, **ANSWERS)
@@ -97,7 +97,7 @@ async def able(url: str, mode: Mode, key: str | None = None) -> AsyncIterator[tu
 async def follower(
     url: str, mode: Mode, *uris: str, key: str | None = None
 ) -> AsyncIterator[tuple[Client, MessageListener]]:
-    """The same, after it has asked to be told of these."""
+    """The same, subscribed to these."""
     async with able(url, mode, key) as (client, ear), AsyncExitStack() as stack:
         await client.list_tools()
         if mode == "legacy":
@@ -115,7 +115,7 @@ async def touch(client: Client, uri: str = PAGE) -> int:
 
 
 async def marked(client: Client, ear: MessageListener) -> list[str]:
-    """What a client was told by now: whatever is on its way comes before what is told of the mark."""
+    """The notifications of a client so far; those on their way arrive before that of the mark."""
     await touch(client, MARK)
     await ear.wait_for(MARK, 0)
     return [word for word in ear.announced if word != MARK]
@@ -141,7 +141,7 @@ async def test_an_update_that_only_the_callers_own_process_knows_reaches_only_th
         assert int(answer["result"]["content"][0]["text"]) == shared
         await everybody.wait_for(PAGE)
         assert await marked(client, ear) == [PAGE]
-        assert everybody.told.count(PAGE) == 1
+        assert everybody.received.count(PAGE) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -160,7 +160,7 @@ async def test_an_update_that_both_processes_send_arrives_once(tmp_path: Path, m
         assert await marked(client, ear) == [PAGE, PAGE]
 
 
-async def test_until_it_has_a_process_a_caller_gets_what_all_callers_get(tmp_path: Path) -> None:
+async def test_a_caller_without_a_process_gets_the_common_updates(tmp_path: Path) -> None:
     async with notebook(tmp_path) as server, follower(server.url, "legacy", PAGE) as (_, ear):
         os.kill(server.pids()[0], signal.SIGUSR1)
         await ear.wait_for(PAGE, 0)
@@ -183,9 +183,7 @@ async def test_after_its_process_is_lost_a_caller_is_notified_once_and_follows_t
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_is_followed_after_the_first_call_is_followed_there_and_given_up_there(
-    tmp_path: Path, mode: Mode
-) -> None:
+async def test_subscriptions_after_the_first_call_use_the_callers_own_process(tmp_path: Path, mode: Mode) -> None:
     async with notebook(tmp_path) as server:
         async with able(server.url, mode) as (client, ear):
             own = await touch(client)
@@ -213,14 +211,14 @@ async def test_a_caller_with_a_link_of_its_own_gets_it_without_client_capabiliti
             for caller, ear in ((ann, anns), (bob, bobs)):
                 await caller.call("touch")
                 await ear.wait_for(PAGE)
-            assert (anns.told.count(PAGE), bobs.told.count(PAGE)) == (1, 1)
+            assert (anns.received.count(PAGE), bobs.received.count(PAGE)) == (1, 1)
 
 
 # -- official clients and servers ----------------------------------------------------------------------------------
 
 
 async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
-    """What two clients of mcp 1.x were told and read."""
+    """The notifications and texts that two clients of mcp 1.x received."""
     words = quickly([mcp1_python(), str(HERE / "following_sdk1.py")])
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -232,13 +230,13 @@ async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
             process.kill()
             await process.wait()
     assert process.returncode == 0, "the mcp 1.x client broke off; its reason is on stderr"
-    told: dict[str, Any] = json.loads(said)
-    return told
+    response: dict[str, Any] = json.loads(said)
+    return response
 
 
 async def test_two_sessions_of_the_earlier_sdk_each_get_updates_of_their_own_process(tmp_path: Path) -> None:
     async with notebook(tmp_path) as server:
-        assert await run(server.url, PAGE, "touch") == {"told": [1, 1], "read": ["1", "1"]}
+        assert await run(server.url, PAGE, "touch") == {"notified": [1, 1], "read": ["1", "1"]}
         assert len(server.pids()) == 3
 
 
@@ -257,10 +255,10 @@ async def test_the_reference_server_notifies_its_followers_on_the_links_of_their
     tmp_path: Path, carrier: Carrier
 ) -> None:
     async with (
-        asyncio.timeout(2 * HEARD_SECONDS),
+        asyncio.timeout(2 * NOTIFICATION_SECONDS),
         everything(carrier) as entry,
         serving(tmp_path, {"one": entry}, limits=PATIENT) as hub,
     ):
         await until_complete(hub.url_of("one"))
-        told = await run(hub.url_of("one"), DOCUMENT, "toggle-subscriber-updates")
-        assert min(told["told"]) >= 1, told  # it tells every few seconds from then on
+        response = await run(hub.url_of("one"), DOCUMENT, "toggle-subscriber-updates")
+        assert min(response["notified"]) >= 1, response  # it tells every few seconds from then on

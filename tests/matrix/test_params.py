@@ -1,4 +1,4 @@
-"""A tool that wants an argument repeated in a header: by callers who do, and by those whose era knows no such thing."""
+"""A tool that requires an argument repeated in a header, called by clients with and without that feature."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Servers ask back, callers answer: every official client at the reference server, both eras on both sides.
+"""Servers ask, callers answer: every official client at the reference server, both eras on both sides.
 
-Servers on mcp 1.x are there too, with the same tools. Whatever the eras are, a caller is asked the same and told the
-same. What a person can be asked it says itself, and the server knows it through the hub.
+Servers on mcp 1.x are there too, with the same tools. Whatever the eras are, callers get the same
+questions and the same results. The hub forwards the capabilities of callers to servers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest_asyncio
 from tests.choices import representative
 from tests.fork_server import quick_isthmus
 from tests.hubs import PATIENT, HubProcess, environment, serving, stdio, write_config
+from tests.matrix.answering_clients import BEHAVIOURS, Answerer, ClientName, ToolCallResult, command_client, run
 from tests.matrix.field import until_complete
-from tests.matrix.persons import PERSONS, ClientName, Mouth, ToolCallResult, command_client, run
 from tests.peers.forking import quickly
 from tests.peers.launch import CHECKOUT, http_peer, listening_peer
 
@@ -75,21 +75,21 @@ def _facts(cell: Cell) -> Iterator[tuple[str, ...]]:
 CELLS = representative((Cell(*cell) for cell in product(get_args(ClientName), SERVERS, get_args(Way))), _facts)
 
 
-class House:
-    """The hub in front of the servers in all their forms; who was there, and what they were told."""
+class AskingServers:
+    """The hub in front of the servers in all their forms, and the results of the clients that ran so far."""
 
     def __init__(self, hub: HubProcess, config: Path) -> None:
         self._hub = hub
         self.config = config
-        self._told: dict[Cell, dict[str, dict[str, ToolCallResult]]] = {}
+        self._results: dict[Cell, dict[str, dict[str, ToolCallResult]]] = {}
 
-    async def told(self, cell: Cell) -> dict[str, dict[str, ToolCallResult]]:
-        """What every person was told and asked in this cell; with it, the same client calls the other servers."""
-        if cell not in self._told:
-            trip = [other for other in CELLS if (other.client_name, other.way) == (cell.client_name, cell.way)]
-            runs = await run(cell.client_name, [self._visit(there) for there in trip])
-            self._told.update(zip(trip, runs, strict=True))
-        return self._told[cell]
+    async def results(self, cell: Cell) -> dict[str, dict[str, ToolCallResult]]:
+        """The results of every behaviour in this cell; runs all cells of the same client by the same way."""
+        if cell not in self._results:
+            group = [other for other in CELLS if (other.client_name, other.way) == (cell.client_name, cell.way)]
+            runs = await run(cell.client_name, [self._visit(there) for there in group])
+            self._results.update(zip(group, runs, strict=True))
+        return self._results[cell]
 
     def _visit(self, cell: Cell) -> tuple[str, dict[str, tuple[str, dict[str, Any]]]]:
         prefix = "" if cell.way == "own" else f"{cell.server}."
@@ -98,8 +98,8 @@ class House:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    folder: Path = tmp_path_factory.mktemp("house")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AskingServers]:
+    folder: Path = tmp_path_factory.mktemp("servers")
     async with AsyncExitStack() as stack:
         entries: dict[str, Any] = {}
         for era in get_args(Era):
@@ -112,47 +112,47 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
         entries |= {"sdk1-http": {"url": old.url}, "sdk1-websocket": {"url": sockets.socket_url}}
         hub = await stack.enter_async_context(serving(folder, entries))
         await until_complete(hub.url)
-        yield House(hub, write_config(tmp_path_factory.mktemp("command"), entries, limits=PATIENT))
+        yield AskingServers(hub, write_config(tmp_path_factory.mktemp("command"), entries, limits=PATIENT))
 
 
 cells = pytest.mark.parametrize("cell", CELLS, ids=str)
 
 
 @cells
-async def test_a_client_with_elicitation_is_asked_and_its_answers_count(house: House, cell: Cell) -> None:
-    told = (await house.told(cell))["able"]
-    assert told["form"] == {"text": "Hello, Ada!", "asked": [FORM]}
-    assert told["sampling"] == {"text": "state-ok, answered: capital_question", "asked": [CAPITAL]}
-    assert told["roots"] == {"text": "state-ok, answered: client_roots", "asked": [ROOTS]}
-    assert told["several"] == {
+async def test_a_client_with_elicitation_is_asked_and_its_answers_count(servers: AskingServers, cell: Cell) -> None:
+    results = (await servers.results(cell))["able"]
+    assert results["form"] == {"text": "Hello, Ada!", "asked": [FORM]}
+    assert results["sampling"] == {"text": "state-ok, answered: capital_question", "asked": [CAPITAL]}
+    assert results["roots"] == {"text": "state-ok, answered: client_roots", "asked": [ROOTS]}
+    assert results["several"] == {
         "text": "state-ok, answered: client_roots, greeting, user_name",
         "asked": [FORM, ROOTS, GREETING],
     }
-    assert told["rounds"] == {"text": "Ada likes blue.", "asked": [FORM, COLOUR]}
-    assert told["state"] == {"text": "state-ok, answered: confirm", "asked": [CONFIRM]}
-    assert told["elsewhere"] == {"text": "state-ok, answered: login", "asked": [LOGIN]}
+    assert results["rounds"] == {"text": "Ada likes blue.", "asked": [FORM, COLOUR]}
+    assert results["state"] == {"text": "state-ok, answered: confirm", "asked": [CONFIRM]}
+    assert results["elsewhere"] == {"text": "state-ok, answered: login", "asked": [LOGIN]}
 
 
 @cells
 @pytest.mark.parametrize("who", ["declining", "cancelling"])
-async def test_a_user_that_declines_is_an_answer_too(house: House, cell: Cell, who: str) -> None:
-    told = (await house.told(cell))[who]
-    assert told["form"] == {"text": "Hello, nothing!", "asked": [FORM]}
-    assert told["rounds"]["text"] == "nothing likes nothing."
+async def test_a_user_that_declines_is_an_answer_too(servers: AskingServers, cell: Cell, who: str) -> None:
+    results = (await servers.results(cell))[who]
+    assert results["form"] == {"text": "Hello, nothing!", "asked": [FORM]}
+    assert results["rounds"]["text"] == "nothing likes nothing."
 
 
 @cells
-async def test_a_caller_that_refuses_the_question_gets_an_error(house: House, cell: Cell) -> None:
-    told = (await house.told(cell))["refusing"]
-    assert told["form"]["asked"] == [FORM]
-    assert "User rejected" in (told["form"].get("error") or told["form"]["text"])
-    assert told["roots"]["text"] == "state-ok, answered: client_roots"
+async def test_a_caller_that_refuses_the_question_gets_an_error(servers: AskingServers, cell: Cell) -> None:
+    results = (await servers.results(cell))["refusing"]
+    assert results["form"]["asked"] == [FORM]
+    assert "User rejected" in (results["form"].get("error") or results["form"]["text"])
+    assert results["roots"]["text"] == "state-ok, answered: client_roots"
 
 
 @cells
-async def test_a_server_knows_what_its_caller_can_be_asked(house: House, cell: Cell) -> None:
-    told = await house.told(cell)
-    answered = {name: told[name]["possible"]["text"] for name in ("able", "without a user", "unable")}
+async def test_a_server_knows_its_callers_capabilities(servers: AskingServers, cell: Cell) -> None:
+    results = await servers.results(cell)
+    answered = {name: results[name]["possible"]["text"] for name in ("able", "without a user", "unable")}
     assert answered == {
         "able": "state-ok, answered: greeting, user_name",
         "without a user": "state-ok, answered: greeting",
@@ -161,32 +161,34 @@ async def test_a_server_knows_what_its_caller_can_be_asked(house: House, cell: C
 
 
 @cells
-async def test_a_client_without_elicitation_gets_an_error_and_no_question(house: House, cell: Cell) -> None:
-    told = await house.told(cell)
+async def test_a_client_without_elicitation_gets_an_error_and_no_question(servers: AskingServers, cell: Cell) -> None:
+    results = await servers.results(cell)
     for who, step in (("unable", "form"), ("unable", "sampling"), ("unable", "roots"), ("without a user", "form")):
-        assert told[who][step]["asked"] == [], (who, step)
-        assert "error" in told[who][step], (who, step)
-    assert told["without a user"]["roots"]["text"] == "state-ok, answered: client_roots"
+        assert results[who][step]["asked"] == [], (who, step)
+        assert "error" in results[who][step], (who, step)
+    assert results["without a user"]["roots"]["text"] == "state-ok, answered: client_roots"
 
 
 @cells
-async def test_a_tool_that_asks_nothing_makes_no_question(house: House, cell: Cell) -> None:
-    told = await house.told(cell)
-    assert {name: told[name]["plain"] for name in PERSONS} == {
-        name: {"text": "This is a text.", "asked": []} for name in PERSONS
+async def test_a_tool_that_asks_nothing_makes_no_question(servers: AskingServers, cell: Cell) -> None:
+    results = await servers.results(cell)
+    assert {name: results[name]["plain"] for name in BEHAVIOURS} == {
+        name: {"text": "This is a text.", "asked": []} for name in BEHAVIOURS
     }
 
 
 @pytest.mark.parametrize("client_name", ["sdk2-legacy", "sdk2-modern"])
-async def test_a_client_that_runs_the_hub_as_a_command_is_asked_as_well(house: House, client_name: ClientName) -> None:
-    mouth, told = Mouth(PERSONS["able"]), {}
+async def test_a_client_that_runs_the_hub_as_a_command_is_asked_as_well(
+    servers: AskingServers, client_name: ClientName
+) -> None:
+    answerer, results = Answerer(BEHAVIOURS["able"]), {}
     async with command_client(
-        quick_isthmus("stdio", "--config", str(house.config)), environment(), mouth, client_name
+        quick_isthmus("stdio", "--config", str(servers.config)), environment(), answerer, client_name
     ) as client:
         for server in SERVERS:
             for step in ("form", "several", "rounds"):
-                told[server, step] = await mouth.call(client, f"{server}.{ASKS[step]}", {})
+                results[server, step] = await answerer.call(client, f"{server}.{ASKS[step]}", {})
     for server in SERVERS:
-        assert told[server, "form"] == {"text": "Hello, Ada!", "asked": [FORM]}
-        assert told[server, "several"]["asked"] == [FORM, ROOTS, GREETING]
-        assert told[server, "rounds"] == {"text": "Ada likes blue.", "asked": [FORM, COLOUR]}
+        assert results[server, "form"] == {"text": "Hello, Ada!", "asked": [FORM]}
+        assert results[server, "several"]["asked"] == [FORM, ROOTS, GREETING]
+        assert results[server, "rounds"] == {"text": "Ada likes blue.", "asked": [FORM, COLOUR]}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.faults.progress_server import STEPS, ProgressServer
 from tests.faults.scripted import hub_of, listening
-from tests.faults.working import STEPS, Working
 from tests.hubs import PATIENT, serving
 from tests.peers.client_sdk2 import client_over_http
 from tests.peers.forking import quickly
@@ -29,7 +29,7 @@ async def test_an_official_client_comes_back_to_its_call_with_its_token(
     tmp_path: Path, generation: int, events: int
 ) -> None:
     python = mcp1_python() if generation == 1 else sys.executable
-    async with Working() as server, hub_of(tmp_path, {"s": server.entry}) as hub, listening(hub) as port:
+    async with ProgressServer() as server, hub_of(tmp_path, {"s": server.entry}) as hub, listening(hub) as port:
         await hub.ready("s")
         words = [python, str(RESUMING), f"http://127.0.0.1:{port}/mcp", "s.t", "{}", str(events)]
         run = await asyncio.create_subprocess_exec(*quickly(words), stdout=asyncio.subprocess.PIPE)
@@ -41,14 +41,14 @@ async def test_an_official_client_comes_back_to_its_call_with_its_token(
                 assert await run.stdout.readline() == b"left\n"
                 server.may_work.set()
                 server.may_end.set()
-                told: dict[str, Any] = json.loads(await run.stdout.read())
+                output: dict[str, Any] = json.loads(await run.stdout.read())
                 assert await run.wait() == 0
         finally:
             if run.returncode is None:
                 run.kill()
                 await run.wait()
-        assert told["text"] == "done"
-        assert len(told["tokens"]) == len(set(told["tokens"]))
+        assert output["text"] == "done"
+        assert len(output["tokens"]) == len(set(output["tokens"]))
         assert server.count("tools/call") == 1
         assert server.count("notifications/cancelled") == 0
 

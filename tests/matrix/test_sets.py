@@ -1,4 +1,4 @@
-"""The official clients of both eras at a set: they list it, call it, and hear when it changes."""
+"""The official clients of both eras at a set: they list it, call it, and are notified when it changes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.faults.watching import eventually
 from tests.frontends.set_server import command
 from tests.hubs import MODERN, PATIENT, serving, stdio, write_config
-from tests.matrix.guests import Guest, fastmcp_over_http, sdk2_over_http
-from tests.matrix.tours import HEARD_SECONDS, MODES, SPOKEN, ClientName
+from tests.matrix.in_process_clients import InProcessClient, fastmcp_over_http, sdk2_over_http
+from tests.matrix.session_steps import MODES, NOTIFICATION_SECONDS, SPOKEN, ClientName
 from tests.peers.client_sdk2 import Listener
 from tests.peers.sdk1_steps import run_sdk1
 
@@ -29,27 +29,27 @@ async def test_a_client_lists_and_calls_its_set_and_is_notified_of_changes(tmp_p
     connects = sdk2_over_http if name.startswith("sdk2") else fastmcp_over_http
     async with (
         serving(tmp_path, SERVERS, sets={"dev": DEV}, limits=PATIENT) as hub,
-        connects(hub.url_of("dev"))(MODES[name], listener) as guest,
+        connects(hub.url_of("dev"))(MODES[name], listener) as client,
     ):
-        assert guest.protocol_version == SPOKEN[name]
-        tools = (await guest.list_tools()).tools
+        assert client.protocol_version == SPOKEN[name]
+        tools = (await client.list_tools()).tools
         assert [tool.name for tool in tools] == ["new_issue", "search"]
         assert set(tools[0].input_schema["properties"]) == {"title", "options"}
-        result = await guest.call_tool("new_issue", {"title": "t"})
+        result = await client.call_tool("new_issue", {"title": "t"})
         assert result.structured_content == {"title": "t", "repo": "acme/x"}
-        async with asyncio.timeout(HEARD_SECONDS):
-            await _change(tmp_path, guest, listener, is_modern=SPOKEN[name] == MODERN)
+        async with asyncio.timeout(NOTIFICATION_SECONDS):
+            await _change(tmp_path, client, listener, is_modern=SPOKEN[name] == MODERN)
 
         async def is_narrower() -> bool:
-            return [tool.name for tool in (await guest.list_tools()).tools] == ["new_issue"]
+            return [tool.name for tool in (await client.list_tools()).tools] == ["new_issue"]
 
         await eventually(is_narrower, "each node has read its file")
 
 
-async def _change(folder: Path, guest: Guest, listener: Listener, *, is_modern: bool) -> None:
-    """Change the set, and wait until the client hears of it."""
+async def _change(folder: Path, client: InProcessClient, listener: Listener, *, is_modern: bool) -> None:
+    """Change the set, and wait until the client is notified."""
     if is_modern:
-        async with guest.listen(tools_list_changed=True) as changes:
+        async with client.listen(tools_list_changed=True) as changes:
             write_config(folder, SERVERS, sets={"dev": NARROWER}, limits=PATIENT)
             await anext(aiter(changes))
     else:

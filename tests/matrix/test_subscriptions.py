@@ -1,4 +1,4 @@
-"""Who is told what, when and how often: lists that change, resources that are updated, and what was missed."""
+"""Notifications of changed lists and updated resources: their receivers, timing, number, and gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faults import storm_server
-from tests.faults.ears import TOOLS_CHANGED, EventListener, listening
+from tests.faults.event_listener import TOOLS_CHANGED, EventListener, listening
 from tests.faults.storm_server import URI
 from tests.faults.watching import eventually, with_mark
 from tests.hubs import NODES, HubProcess, Raw, serving, stdio
@@ -28,7 +28,7 @@ CALLERS = {
     "two": {"key": "key-of-two-0123456", "allow": ["second"]},
 }
 PROMPT_SECONDS = 10.0
-"""What a busy machine may add to the 100 ms within which a first change is told."""
+"""What a busy machine may add to the 100 ms within which a first change is announced."""
 CHANGES = 30
 
 
@@ -43,14 +43,14 @@ async def lists(hub: HubProcess, key: str | None, words: str) -> bool:
         return words in str((await caller.ask("tools/list"))["result"]["tools"])
 
 
-async def heard_after(
+async def seconds_until_notified(
     hub: HubProcess, server: str, ear: EventListener, word: str, key: str | None = None, **more: Any
 ) -> float:
-    """How long after a server was touched that is told."""
-    past, began = ear.told.count(word), asyncio.get_running_loop().time()
+    """Seconds from touching a server to its notification."""
+    past, began = ear.received.count(word), asyncio.get_running_loop().time()
     await touch(hub, server, key, **more)
     await ear.wait_for(word, past)
-    return ear.at[-1] - began
+    return ear.received_at[-1] - began
 
 
 async def test_a_change_is_notified_at_once_to_its_viewers_only(tmp_path: Path) -> None:
@@ -62,10 +62,12 @@ async def test_a_change_is_notified_at_once_to_its_viewers_only(tmp_path: Path) 
             listening(hub.url, [], key="key-of-one-0123456") as first,
             listening(hub.url, [], key="key-of-two-0123456") as second,
         ):
-            late = await heard_after(hub, "first", first, TOOLS_CHANGED, "key-of-one-0123456", kind="changed")
-            # What the other hears first is its own: nothing else was on its way to it.
-            await heard_after(hub, "second", second, TOOLS_CHANGED, "key-of-two-0123456", kind="changed")
-            assert (first.told.count(TOOLS_CHANGED), second.told.count(TOOLS_CHANGED)) == (1, 1)
+            late = await seconds_until_notified(
+                hub, "first", first, TOOLS_CHANGED, "key-of-one-0123456", kind="changed"
+            )
+            # The first notification of the other is its own: nothing else was on its way to it.
+            await seconds_until_notified(hub, "second", second, TOOLS_CHANGED, "key-of-two-0123456", kind="changed")
+            assert (first.received.count(TOOLS_CHANGED), second.received.count(TOOLS_CHANGED)) == (1, 1)
     print(f"told after {late:.3f} s")
     assert late < PROMPT_SECONDS
 
@@ -83,7 +85,7 @@ async def test_many_changes_make_at_most_one_notification_a_second(tmp_path: Pat
             least = 2 if NODES == 1 else 1
             await ear.wait_for(TOOLS_CHANGED, least - 1)
             seconds = loop.time() - began
-        assert least <= ear.told.count(TOOLS_CHANGED) <= seconds + 2
+        assert least <= ear.received.count(TOOLS_CHANGED) <= seconds + 2
 
 
 async def test_after_a_lost_server_each_followed_resource_is_notified_once_and_followed_again(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ async def test_after_a_lost_server_each_followed_resource_is_notified_once_and_f
             listening(hub.url_of("one"), [URI]) as own,
             listening(hub.url, [URI, f"isthmus://hub/one/{URI}"]) as common,
         ):
-            await heard_after(hub, "one", own, URI)
+            await seconds_until_notified(hub, "one", own, URI)
             await common.wait_for(f"isthmus://hub/one/{URI}")
             await common.wait_for(URI)
             (process,) = with_mark(hub.pid, "storm_server")
@@ -102,9 +104,9 @@ async def test_after_a_lost_server_each_followed_resource_is_notified_once_and_f
             await common.wait_for(f"isthmus://hub/one/{URI}", 1)
             await common.wait_for(URI, 1)
             await until_complete(hub.url)
-            assert (own.told.count(URI), common.told.count(URI)) == (2, 2)
-            await heard_after(hub, "one", own, URI)
-            assert own.told.count(URI) == 3
+            assert (own.received.count(URI), common.received.count(URI)) == (2, 2)
+            await seconds_until_notified(hub, "one", own, URI)
+            assert own.received.count(URI) == 3
 
 
 async def test_a_server_that_does_not_answer_costs_only_its_own_subscription(tmp_path: Path) -> None:
@@ -113,12 +115,12 @@ async def test_a_server_that_does_not_answer_costs_only_its_own_subscription(tmp
         asked = [f"isthmus://hub/{server}/{URI}" for server in ("mute", "good")]
         async with listening(hub.url, asked, without=asked[:1]) as ear:
             assert ear.honoured == asked[1:]
-            await heard_after(hub, "good", ear, asked[1])
-            assert asked[0] not in ear.told
+            await seconds_until_notified(hub, "good", ear, asked[1])
+            assert asked[0] not in ear.received
 
 
 def choosy(manner: str, unwanted: Path, *uris: str) -> dict[str, Any]:
-    """A modern server that does not tell of these."""
+    """A modern server that does not announce these."""
     unwanted.write_text(" ".join(uris), encoding="utf-8")
     return stdio([sys.executable, str(Path(choosy_server.__file__)), manner, str(unwanted)])
 
@@ -134,9 +136,9 @@ async def test_a_refused_resource_costs_no_other_subscription(tmp_path: Path, ma
                     assert refused.honoured == []
             async with listening(url, [BAD, OTHER], without=[BAD]) as second:
                 assert second.honoured == [OTHER]
-                await heard_after(hub, "choosy", first, GOOD, uri=GOOD)
-                await heard_after(hub, "choosy", second, OTHER, uri=OTHER)
-            await heard_after(hub, "choosy", first, GOOD, uri=GOOD)
+                await seconds_until_notified(hub, "choosy", first, GOOD, uri=GOOD)
+                await seconds_until_notified(hub, "choosy", second, OTHER, uri=OTHER)
+            await seconds_until_notified(hub, "choosy", first, GOOD, uri=GOOD)
 
 
 @pytest.mark.parametrize("manner", ["refuse", "rest"])
@@ -144,12 +146,12 @@ async def test_a_refusal_of_a_new_process_costs_only_its_followers(tmp_path: Pat
     async with serving(tmp_path, {"choosy": choosy(manner, tmp_path / "unwanted")}) as hub:
         await until_complete(hub.url)
         async with listening(hub.url_of("choosy"), [GOOD, OTHER, BAD]) as ear:
-            await heard_after(hub, "choosy", ear, BAD, uri=BAD)
+            await seconds_until_notified(hub, "choosy", ear, BAD, uri=BAD)
             (tmp_path / "unwanted").write_text(BAD, encoding="utf-8")
             (process,) = with_mark(hub.pid, "choosy_server")
             os.kill(process, signal.SIGKILL)
             await ear.wait_for(GOOD)
             await ear.wait_for(OTHER)
             await until_complete(hub.url)
-            await heard_after(hub, "choosy", ear, GOOD, uri=GOOD)
-            await heard_after(hub, "choosy", ear, OTHER, uri=OTHER)
+            await seconds_until_notified(hub, "choosy", ear, GOOD, uri=GOOD)
+            await seconds_until_notified(hub, "choosy", ear, OTHER, uri=OTHER)

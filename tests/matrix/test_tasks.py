@@ -51,7 +51,7 @@ async def test_an_official_client_runs_a_tool_of_an_official_server_as_a_task(
     assert found["cancelled"] == [True, "cancelled"]
     assert found["unknown"] == -32602
     assert (found["listed"], found["next"]) == (True, None)
-    assert found["told"] in ([], [True])  # who polls may do so before it is told, and leave
+    assert found["notified"] in ([], [True])  # who polls may do so before it is told, and leave
 
 
 @pytest.mark.parametrize("carrier", ["stdio", "sse", "streamableHttp"])
@@ -60,9 +60,9 @@ async def test_an_official_client_gets_the_status_of_a_task_of_an_official_types
 ) -> None:
     async with everything(carrier) as entry, serving(tmp_path, {"every": entry}, limits=PATIENT) as hub:
         found = await run(hub.url, "every.simulate-research-query", "hear")
-    assert found["told"][-1] == [True, "completed"]
-    assert {status for _, status in found["told"][:-1]} <= {"working"}
-    assert all(is_own for is_own, _ in found["told"])
+    assert found["notified"][-1] == [True, "completed"]
+    assert {status for _, status in found["notified"][:-1]} <= {"working"}
+    assert all(is_own for is_own, _ in found["notified"])
     assert [is_own for is_own, _ in found["running"]] == [True]
     assert found["listed"] == [[True, "completed"]]
     assert found["is_error"] in (None, False)

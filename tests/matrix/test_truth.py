@@ -1,4 +1,4 @@
-"""What the hub shows is what the servers have: no capability that none of them has, and no list with a silent gap."""
+"""The hub shows exactly the capabilities of its servers, and no list has a silent gap."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GAPS = ("tools/list", "prompts/list", "resources/list", "resources/templates/lis
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_server_shows_what_it_has_and_the_hub_what_all_have_together(mode: Mode, tmp_path: Path) -> None:
+async def test_a_server_shows_its_capabilities_and_the_hub_those_of_all(mode: Mode, tmp_path: Path) -> None:
     async with serving(tmp_path, SERVERS, tasks=THEIRS) as hub:
         await until_complete(hub.url)
         shown = {}

@@ -14,10 +14,10 @@ import pytest_asyncio
 from tests.conformance.run import fixture
 from tests.fork_server import quick_isthmus
 from tests.hubs import PATIENT, HubProcess, serving, stdio, write_config
-from tests.matrix.agency import SHARED_KINDS, Agency
 from tests.matrix.field import Kind, until_complete
-from tests.matrix.gallery import Gallery
-from tests.matrix.tours import TEXT, TRACE, Tour, itinerary
+from tests.matrix.full_servers import FullServerMatrix
+from tests.matrix.matrix_sessions import SHARED_KINDS, MatrixSessions
+from tests.matrix.session_steps import TEXT, TRACE, SessionRecord, session_steps
 from tests.peers.expectations import assert_changed, assert_looked
 from tests.peers.forking import quickly
 from tests.peers.forms import Form
@@ -30,12 +30,12 @@ from tests.peers.typescript import Major, Mode, SessionPlan, run_typescript
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 in_the_field = pytest.mark.xdist_group("matrix")
-in_the_gallery = pytest.mark.xdist_group("capabilities")
+on_full_servers = pytest.mark.xdist_group("capabilities")
 among_askers = pytest.mark.xdist_group("npm")
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class TypeScriptClient:
     """A TypeScript client."""
 
     major: Major
@@ -46,39 +46,41 @@ class Guest:
         return f"{self.major}.x-{self.mode}"
 
 
-OLD = Guest(1, "legacy", "2025-11-25")
-GUESTS = (OLD, Guest(2, "legacy", "2025-11-25"), Guest(2, "auto", "2026-07-28"))
+OLD = TypeScriptClient(1, "legacy", "2025-11-25")
+CLIENTS = (OLD, TypeScriptClient(2, "legacy", "2025-11-25"), TypeScriptClient(2, "auto", "2026-07-28"))
 
-every_guest = pytest.mark.parametrize("guest", GUESTS, ids=str)
+every_client = pytest.mark.parametrize("client", CLIENTS, ids=str)
 
 
 @in_the_field
-@every_guest
-async def test_calls_progress_cancelling_and_changes_are_as_without_a_hub(agency: Agency, guest: Guest) -> None:
-    tours = await tour(agency, guest)
+@every_client
+async def test_calls_progress_cancelling_and_changes_are_as_without_a_hub(
+    sessions: MatrixSessions, client: TypeScriptClient
+) -> None:
+    records = await run_sessions(sessions, client)
 
-    for kind, found in tours.items():
-        direct = await agency.direct(kind)
-        assert found.answers["hello"]["hello"]["protocolVersion"] == guest.speaks
+    for kind, found in records.items():
+        direct = await sessions.direct(kind)
+        assert found.answers["hello"]["hello"]["protocolVersion"] == client.speaks
         for step in ("echoed", "added", "decorated", "failed", "raised"):
             assert found.result(step) == direct.result(step)
         assert found.text("echoed") == TEXT
         assert found.answers["slow"]["progress"] == [[step, 5, f"step {step}"] for step in range(1, 6)]
         assert {key: found.meta().get(key) for key in TRACE} == TRACE
-        await agency.field.ledger.wait_for(f"cancelled {found.token}")
+        await sessions.field.ledger.wait_for(f"cancelled {found.token}")
         assert found.token in found.tools("changed")
 
 
-async def tour(agency: Agency, guest: Guest) -> dict[Kind, Tour]:
-    """Send a client to servers of every program, era and carrier, each at its own address."""
-    tokens = {kind: f"typescript_{guest.major}_{guest.mode}_{kind.name}" for kind in SHARED_KINDS}
+async def run_sessions(sessions: MatrixSessions, client: TypeScriptClient) -> dict[Kind, SessionRecord]:
+    """Run sessions of a client with servers of every program, era and carrier, each at its own address."""
+    tokens = {kind: f"typescript_{client.major}_{client.mode}_{kind.name}" for kind in SHARED_KINDS}
     listening: dict[str, Step] = {"listening": {"do": "listen"}}
     plans = [
-        SessionPlan({**listening, **itinerary(token)}, agency.field.hub.url_of(kind.name))
+        SessionPlan({**listening, **session_steps(token)}, sessions.field.hub.url_of(kind.name))
         for kind, token in tokens.items()
     ]
-    answers = await run_typescript(guest.major, guest.mode, plans)
-    return {kind: Tour(tokens[kind], "", found) for kind, found in zip(tokens, answers, strict=True)}
+    answers = await run_typescript(client.major, client.mode, plans)
+    return {kind: SessionRecord(tokens[kind], "", found) for kind, found in zip(tokens, answers, strict=True)}
 
 
 LOOKED_AT = (
@@ -90,24 +92,24 @@ LOOKED_AT = (
 )
 
 
-@in_the_gallery
-@every_guest
+@on_full_servers
+@every_client
 async def test_resources_prompts_completions_and_announcements_are_the_servers_own(
-    gallery: Gallery, guest: Guest
+    full_servers: FullServerMatrix, client: TypeScriptClient
 ) -> None:
-    era = "legacy" if guest.speaks == "2025-11-25" else "modern"
+    era = "legacy" if client.speaks == "2025-11-25" else "modern"
     forms = [form for form in LOOKED_AT if form.era == era]
-    plans = [SessionPlan(steps(guest, form), gallery.hub.url_of(form.name)) for form in forms]
-    for form, answers in zip(forms, await run_typescript(guest.major, guest.mode, plans), strict=True):
+    plans = [SessionPlan(steps(client, form), full_servers.hub.url_of(form.name)) for form in forms]
+    for form, answers in zip(forms, await run_typescript(client.major, client.mode, plans), strict=True):
         found = Survey(answers)
         assert_looked(found)
         assert_changed(found, form)
 
 
-def steps(guest: Guest, form: Form) -> dict[str, Step]:
+def steps(client: TypeScriptClient, form: Form) -> dict[str, Step]:
     """Look at everything, and change what can be heard of."""
-    can, token = form.abilities, f"typescript_{guest.major}_{guest.mode}_{form.name}"
-    return {**looking(), **changing(token, hears="announces" in can, updates="updates" in can)}
+    can, token = form.abilities, f"typescript_{client.major}_{client.mode}_{form.name}"
+    return {**looking(), **changing(token, listens="announces" in can, updates="updates" in can)}
 
 
 ASKERS = ("legacy-http", "legacy-stdio", "modern-http", "modern-stdio")
@@ -141,12 +143,12 @@ async def askers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubP
 
 
 @among_askers
-@every_guest
-async def test_a_servers_questions_are_answered_whatever_era_it_speaks(askers: HubProcess, guest: Guest) -> None:
+@every_client
+async def test_a_servers_questions_are_answered_in_every_era(askers: HubProcess, client: TypeScriptClient) -> None:
     asking = {tool: call(tool, given) for tool, (given, _) in QUESTIONS.items()}
     naming = {"named": call("test_input_required_result_elicitation")}
     plans = [SessionPlan({**asking, **naming}, askers.url_of(server)) for server in ASKERS]
-    for found in await run_typescript(guest.major, guest.mode, plans):
+    for found in await run_typescript(client.major, client.mode, plans):
         assert {tool: found[tool]["asked"] for tool in QUESTIONS} == {
             tool: [method] for tool, (_, method) in QUESTIONS.items()
         }
@@ -155,8 +157,8 @@ async def test_a_servers_questions_are_answered_whatever_era_it_speaks(askers: H
 
 
 @among_askers
-@every_guest
-async def test_everything_from_npm_is_at_hand(askers: HubProcess, guest: Guest) -> None:
+@every_client
+async def test_everything_from_npm_is_at_hand(askers: HubProcess, client: TypeScriptClient) -> None:
     plan: dict[str, Step] = {
         "tools": {"do": "list"},
         "resources": {"do": "resources"},
@@ -172,7 +174,7 @@ async def test_everything_from_npm_is_at_hand(askers: HubProcess, guest: Guest) 
         "elicited": call("trigger-elicitation-request"),
     }
     plans = [SessionPlan(plan, askers.url_of(server)) for server in EVERYTHING]
-    for found in await run_typescript(guest.major, guest.mode, plans):
+    for found in await run_typescript(client.major, client.mode, plans):
         assert {"echo", "get-sum"} <= {tool["name"] for tool in found["tools"]["tools"]}
         assert found["read"]["result"]["contents"][0]["text"].startswith("#")
         assert "Paris" in found["greeted"]["result"]["messages"][0]["content"]["text"]

@@ -1,4 +1,4 @@
-"""What the SDKs' models might hide: the same matrix read as plain JSON, in both eras, from every server."""
+"""The same matrix read as plain JSON, because models of the SDKs might hide differences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import httpx2
 import pytest
 
 from tests.hubs import META, Raw
-from tests.matrix.agency import Agency
 from tests.matrix.field import KINDS, Kind
+from tests.matrix.matrix_sessions import MatrixSessions
+from tests.matrix.session_steps import LEGACY, MODERN
 from tests.matrix.test_cells import TOOLS
-from tests.matrix.tours import LEGACY, MODERN
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("matrix")]
 
@@ -24,12 +24,12 @@ both_eras = pytest.mark.parametrize("era", ["legacy", "modern"])
 
 @both_eras
 @every_kind
-async def test_a_listing_is_the_servers_own_json(agency: Agency, kind: Kind, era: Era) -> None:
+async def test_a_listing_is_the_servers_own_json(sessions: MatrixSessions, kind: Kind, era: Era) -> None:
     # In the legacy era only a server without sessions can be asked by hand in one request.
     plain = Kind(kind.program, kind.spoken, "stateless")
 
-    direct, *_ = await ask(agency.field.peers[plain.name].url, "tools/list", {}, kind.spoken)
-    through, *_ = await ask(agency.field.hub.url_of(kind.name), "tools/list", {}, era)
+    direct, *_ = await ask(sessions.field.peers[plain.name].url, "tools/list", {}, kind.spoken)
+    through, *_ = await ask(sessions.field.hub.url_of(kind.name), "tools/list", {}, era)
 
     # To an earlier caller the hub adds that it runs tools as tasks, for servers that do not.
     own = {"execution": {"taskSupport": "optional"}} if era == "legacy" else {}
@@ -41,11 +41,11 @@ async def test_a_listing_is_the_servers_own_json(agency: Agency, kind: Kind, era
 @both_eras
 @every_kind
 async def test_progress_carries_the_callers_own_token_and_the_result_comes_last(
-    agency: Agency, kind: Kind, era: Era
+    sessions: MatrixSessions, kind: Kind, era: Era
 ) -> None:
     call = {"name": "slow", "arguments": {"seconds": 0, "steps": 8}, "_meta": {"progressToken": "my own"}}
 
-    *reports, answer = await ask(agency.field.hub.url_of(kind.name), "tools/call", call, era)
+    *reports, answer = await ask(sessions.field.hub.url_of(kind.name), "tools/call", call, era)
 
     assert [report["method"] for report in reports] == ["notifications/progress"] * 8
     assert [report["params"]["progress"] for report in reports] == list(range(1, 9))
@@ -57,16 +57,16 @@ async def test_progress_carries_the_callers_own_token_and_the_result_comes_last(
 
 @both_eras
 @every_kind
-async def test_the_callers_token_does_not_reach_the_server(agency: Agency, kind: Kind, era: Era) -> None:
+async def test_the_callers_token_does_not_reach_the_server(sessions: MatrixSessions, kind: Kind, era: Era) -> None:
     call = {"name": "meta", "arguments": {}, "_meta": {"progressToken": "my own"}}
 
-    (answer,) = await ask(agency.field.hub.url_of(kind.name), "tools/call", call, era)
+    (answer,) = await ask(sessions.field.hub.url_of(kind.name), "tools/call", call, era)
 
     assert "my own" not in answer["result"]["content"][0]["text"]
 
 
 def tools_of(listing: dict[str, Any]) -> dict[str, Any]:
-    """The tools that were there from the start, by name; tours add others."""
+    """The tools that were there from the start, by name; other sessions add more."""
     return {tool["name"]: tool for tool in listing["result"]["tools"] if tool["name"] in TOOLS}
 
 

@@ -7,7 +7,7 @@ It runs in an environment of its own; from a test call `run_sdk1` of `sdk1_steps
 and `{"do": "changed", "within": seconds, "lists": tool}` (waits for an announcement; with `lists`, for as many as it
 takes until the tool is listed, and gives the listing; `what` names another list than that of the tools).
 Further ones, for `survey`: `resources`, `templates`, `prompts`, `read`, `prompt`, `complete`, `listen` and `updated` (a
-resource's changes), `heard`, and a call's `level`. Each answer is `{"ok": true, …}` or `{"ok": false, "error": …}`.
+resource's changes), `announcements`, and a call's `level`. Answers: `{"ok": true, …}` or `{"ok": false, "error": …}`.
 With `--many` it serves many sessions at a time: each is a line `[number, options, steps]`, and so is each outcome.
 """
 
@@ -38,7 +38,7 @@ GRACE_SECONDS = 1.0
 
 
 class Steps:
-    """The steps of one session, and what it hears between them."""
+    """The steps of one session, and the notifications between them."""
 
     def __init__(self, session_streams: tuple[Any, Any]) -> None:
         self._announced: list[str] = []
@@ -122,8 +122,8 @@ class Steps:
                 with anyio.fail_after(step["within"]):
                     await self._next(step["uri"])
                 return {}
-            case "heard":
-                return {"heard": self._announced}
+            case "announcements":
+                return {"announcements": self._announced}
             case other:
                 raise ValueError(f"no step is called {other!r}")
 
@@ -264,7 +264,7 @@ async def _run_one_of_many(number: int, words: list[str], todo: list[dict[str, A
     answers: list[dict[str, Any]] = []
     try:
         await run(parse_options(words), todo, answers.append)
-    except Exception:  # noqa: BLE001 (whoever asked for this session is told, and the others go on)
+    except Exception:  # noqa: BLE001 (the test of this session gets the error, and the others go on)
         _print({"number": number, "answers": answers, "error": traceback.format_exc()})
     else:
         _print({"number": number, "answers": answers})

@@ -25,7 +25,7 @@ from tests.hubs import TRUSTED
 Mode = Literal["legacy", "auto", "2026-07-28"]
 Progress = tuple[float, float | None, str | None]
 Hear = MessageHandlerFnT
-"""Whatever hears a client's messages; a `Listener` does."""
+"""A callback for the messages of a client, such as a `Listener`."""
 
 CALL_SECONDS = 30.0
 """What a peer may take for one answer before the test fails instead of hanging."""
@@ -36,11 +36,11 @@ class Listener:
     """Hears a client's messages; `changed` is set by each legacy `list_changed` until a test clears it."""
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
 
     async def __call__(self, message: Any) -> None:
         """Keep the message."""
-        self.heard.append(message)
+        self.messages.append(message)
         if isinstance(message, ToolListChangedNotification):
             self.changed.set()
 

@@ -1,4 +1,4 @@
-"""What the full servers hold: the same tools, resources, template, prompts and completions in each.
+"""The content of the full servers: the same tools, resources, template, prompts and completions in each.
 
 `full_sdk1`, `full_sdk2` and `full_fastmcp` serve it from environments with different SDKs, so it knows none of them;
 tests compare what a client gets with it. What each form of a server can do with it is in `forms`.

@@ -1,4 +1,4 @@
-"""What a survey of a full server must have found, whether or not a hub was between."""
+"""The expected survey of a full server, with or without a hub in between."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def assert_logged(found: Survey, *, era: Era, keeps_levels: bool) -> None:
 
 def assert_changed(found: Survey, form: Form, *, has_hub: bool = True) -> None:
     """Changes were announced, where the form can, and what changed was then there."""
-    can, heard = form.abilities, found.heard()
+    can, received = form.abilities, found.announced()
     watched = found.place.uri_prefix + content.WATCHED_URI
     lists = {"tools", "prompts", "resources"}
     expected = (lists if "announces" in can else set()) | ({watched} if "updates" in can else set())
-    # Where servers meet, a client also hears of what others do to the other servers; and a hub that looks by itself,
+    # Where servers meet, a client is also notified of changes at the other servers; and a hub that looks by itself,
     # once a minute, tells of lists whose server cannot.
     noticed = lists if has_hub else set()
-    assert expected <= heard <= expected | noticed if found.place == AT_HOME else heard >= expected
+    assert expected <= received <= expected | noticed if found.place == AT_HOME else received >= expected
     for step in ("changed_tools", "changed_prompts", "changed_resources") if "announces" in can else ():
         assert found.answer(step)
     assert found.contents("watched")["text"] == found.answer("touched")["result"]["content"][0]["text"]

@@ -2,7 +2,7 @@
 
 An SDK takes most of a second to load, and a hub starts some servers once for every kind of caller. `quickly` turns the
 words that start a peer into words that start the small program `forked` instead. What is forked here is the peer, with
-the streams, the environment and the folder of that program; whoever kills the program kills the peer.
+the streams, the environment and the folder of that program; killing the program kills the peer.
 
 Each process that runs tests has one such process for each interpreter. It ends when that process ends, in whichever
 way. It runs in environments with different SDKs, so it knows the standard library only.
@@ -60,7 +60,7 @@ def servers() -> set[int]:
 def _start(python: str) -> tuple[int, str]:
     folder = tempfile.mkdtemp(prefix="peers-")
     path = f"{folder}/socket"
-    # It ends when nobody has the other end of its standard input any more.
+    # It ends when the other end of its standard input is closed.
     server = subprocess.Popen([python, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     keeps, says = server.stdin, server.stdout
     assert keeps is not None

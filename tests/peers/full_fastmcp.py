@@ -1,4 +1,4 @@
-"""A server on FastMCP 4, with everything that it offers; what it holds is in `content`.
+"""A full server on FastMCP 4; `content` has its content.
 
 It serves both eras, or one if told so. FastMCP has no resource subscriptions in either era and answers no
 `subscriptions/listen`; it keeps levels itself.
@@ -102,7 +102,7 @@ async def grow_resources(name: str, ctx: Context) -> str:
 
 @server.tool
 async def touch() -> str:
-    """Change the watched resource; there is nobody to tell."""
+    """Change the watched resource; there are no subscribers."""
     global touches  # noqa: PLW0603 (the server is the process)
     touches += 1
     return content.watched_text(touches)

@@ -1,4 +1,4 @@
-"""A server on the official SDK, mcp 1.x, with everything its era has; what it holds is in `content`.
+"""A full server on the official SDK, mcp 1.x, of the legacy era; `content` has its content.
 
 It runs in an environment of its own (`launch.mcp1_python`). Subscriptions and levels are kept for each session, as
 the SDK leaves both to the server.
@@ -92,7 +92,7 @@ async def grow_resources(name: str, ctx: Context) -> str:
 
 @server.tool()
 async def touch(ctx: Context) -> str:
-    """Change the watched resource and tell those who watch it."""
+    """Change the watched resource and notify its subscribers."""
     global touches  # noqa: PLW0603 (the server is the process)
     touches += 1
     for session in list(watchers):

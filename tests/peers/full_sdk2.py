@@ -1,4 +1,4 @@
-"""A server on the official SDK, mcp 2.x, with everything that either era has; what it holds is in `content`.
+"""A full server on the official SDK, mcp 2.x, of both eras; `content` has its content.
 
 It serves both eras, or one if told so. In the legacy era subscriptions and levels are kept for each connection, as the
 SDK leaves both to the server; in the modern era the SDK does both.
@@ -110,7 +110,7 @@ async def grow_resources(name: str, ctx: Context[Any, Any]) -> str:
 
 @server.tool()
 async def touch(ctx: Context[Any, Any]) -> str:
-    """Change the watched resource and tell those who watch it, of either era."""
+    """Change the watched resource and notify its subscribers, of either era."""
     global touches  # noqa: PLW0603 (the server is the process)
     touches += 1
     await ctx.notify_resource_updated(content.WATCHED_URI)
@@ -182,13 +182,13 @@ async def set_level(ctx: ServerRequestContext[Any, Any], params: SetLevelRequest
 
 
 async def subscribe(ctx: ServerRequestContext[Any, Any], params: SubscribeRequestParams) -> EmptyResult:
-    """Begin to tell this connection of changes."""
+    """Begin to notify this connection of changes."""
     watchers.add(connection_of(ctx))
     return EmptyResult()
 
 
 async def unsubscribe(ctx: ServerRequestContext[Any, Any], params: UnsubscribeRequestParams) -> EmptyResult:
-    """Tell this connection no more of changes."""
+    """Stop notifying this connection of changes."""
     watchers.discard(connection_of(ctx))
     return EmptyResult()
 

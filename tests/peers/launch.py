@@ -1,6 +1,6 @@
 """Start peers from a test, talk to their process and end them; the fixtures of `conftest` stand on this.
 
-A peer over stdio is started by whoever speaks to it (a client or the hub), so for that only its `command` is
+A peer over stdio is started by its client (or the hub), so for that only its `command` is
 here.
 """
 

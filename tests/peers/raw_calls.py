@@ -51,7 +51,7 @@ class Exchange(Protocol):
         """Send bytes as they are and return once the kernel has them."""
 
     def unended(self, size: int) -> bytes:
-        """The start of a message of which the end will not come."""
+        """The start of a message without its end."""
 
     def garbage(self) -> bytes:
         """Things that a careful reader skips."""
@@ -117,8 +117,8 @@ class Caller:
     def _record(self, request: Json, *, executed: bool) -> None:
         nonce = _arguments(request).get("nonce")
         if params_of(request).get("name") == "pay":
-            told = {"cancelled": nonce, "at": time.monotonic()}
-            self.protocol.ledger.record(**({"nonce": nonce} if executed else told))
+            received = {"cancelled": nonce, "at": time.monotonic()}
+            self.protocol.ledger.record(**({"nonce": nonce} if executed else received))
 
     async def _misbehave_before_answer(self, request: Json, exchange: Exchange, modes: Modes) -> None:
         if "garbage" in modes:
@@ -243,6 +243,6 @@ def progress(token: object, done: int, total: int, message: str = "") -> Json:
 
 
 def die() -> NoReturn:
-    """End this process as a crash would: nothing is flushed and nobody is told."""
+    """End this process as a crash would: nothing is flushed or closed."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")

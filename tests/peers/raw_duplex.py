@@ -1,4 +1,4 @@
-"""A raw server's side of one caller who sends and hears over one lasting connection: a pipe, an event stream, a socket.
+"""A raw server's side of one caller on a lasting connection in both directions: a pipe, an event stream, a socket.
 
 It takes messages and starts what they ask for; how bytes travel is the affair of `raw_stdio`, `raw_sse` and
 `raw_websocket`, each of which gives its own exchanges.
@@ -23,7 +23,7 @@ class Duplex:
         self._new_exchange = new_exchange
         self._group = group
         self._running: dict[str, Exchange] = {}
-        self._ear: Exchange | None = None
+        self._listener: Exchange | None = None
 
     async def take(self, message: Json) -> None:
         """Do what a message asks for, and give a request a turn before the next message is read."""
@@ -31,16 +31,16 @@ class Duplex:
             if exchange := self._running.get(_key(params_of(message).get("requestId"))):
                 exchange.cancelled.set()
         elif method_of(message) == "notifications/initialized":
-            self._ear = self._new_exchange()
-            self._caller.listeners[self._ear] = None
+            self._listener = self._new_exchange()
+            self._caller.listeners[self._listener] = None
         elif "id" in message:
             self._group.create_task(self._serve_one(message))
             await asyncio.sleep(0)
 
     def leave(self) -> None:
-        """The caller is gone: nobody hears of changes any more, and what runs is no longer wanted."""
-        if self._ear is not None:
-            self._caller.listeners.pop(self._ear, None)
+        """The caller is gone: stop its notifications and cancel its calls."""
+        if self._listener is not None:
+            self._caller.listeners.pop(self._listener, None)
         for exchange in self._running.values():
             exchange.cancelled.set()
 

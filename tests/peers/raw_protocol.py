@@ -1,4 +1,4 @@
-"""What a raw server says: both eras of MCP for tools, without I/O and without any SDK.
+"""The messages of a raw server: both eras of MCP for tools, without I/O and without any SDK.
 
 `RawProtocol` answers everything except `tools/call`, which `raw_calls` performs. It keeps the tools and the ledger.
 """
@@ -36,7 +36,7 @@ UNSUPPORTED_VERSION = -32022
 
 
 class Ledger:
-    """The truth about what ran: one fsynced line per execution, written before anybody is told."""
+    """The truth about what ran: one fsynced line per execution, written before the answer."""
 
     def __init__(self, path: str | None) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if path else None

@@ -57,7 +57,7 @@ async def run_sdk1(
 class Sdk1Client:
     """One process of that client for many sessions at a time, because it imports its SDK for a second.
 
-    It starts with the first session. Whoever made this closes it.
+    It starts with the first session. Its creator closes it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the official servers share: their options, their ledger and how they listen.
+"""Shared by the official servers: their options, their ledger and their listeners.
 
 Used by the `server_*` and `full_*` peers, which run in environments with different SDKs; it
 therefore knows uvicorn and the standard library, and no SDK. The hand-written server does not use it.

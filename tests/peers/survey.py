@@ -13,7 +13,7 @@ from typing import Any, cast
 from tests.peers import content
 from tests.peers.sdk1_steps import Answer, Step
 
-HEARD_SECONDS = 30.0
+NOTIFICATION_SECONDS = 30.0
 """How long an announcement may take: the hub lists again, and announces, at most once a second each."""
 
 
@@ -77,7 +77,7 @@ def logging(place: Place = AT_HOME) -> dict[str, Step]:
     }
 
 
-def changing(token: str, place: Place = AT_HOME, *, hears: bool, updates: bool) -> dict[str, Step]:
+def changing(token: str, place: Place = AT_HOME, *, listens: bool, updates: bool) -> dict[str, Step]:
     """The steps that change the server, each awaited if its announcement can be heard; `token` is a word of its own."""
     name, uri = place.name_prefix, place.uri_prefix
 
@@ -85,7 +85,7 @@ def changing(token: str, place: Place = AT_HOME, *, hears: bool, updates: bool) 
         return {"do": "call", "tool": f"{name}grow_{what}", "arguments": {"name": thing}}
 
     def changed(what: str, thing: str) -> Step:
-        return {"do": "changed", "what": what, "within": HEARD_SECONDS, "lists": thing}
+        return {"do": "changed", "what": what, "within": NOTIFICATION_SECONDS, "lists": thing}
 
     watched, grown = uri + content.WATCHED_URI, f"memo://grown/{token}"
     steps: dict[str, Step] = {
@@ -94,14 +94,14 @@ def changing(token: str, place: Place = AT_HOME, *, hears: bool, updates: bool) 
         "grown_prompts": grow("prompts", token),
         "grown_resources": grow("resources", grown),
     }
-    if hears:
+    if listens:
         steps["changed_tools"] = changed("tools", name + token)
         steps["changed_prompts"] = changed("prompts", name + token)
         steps["changed_resources"] = changed("resources", grown)
     steps["touched"] = {"do": "call", "tool": f"{name}touch", "arguments": {}}
     if updates:
-        steps["updated"] = {"do": "updated", "uri": watched, "within": HEARD_SECONDS}
-    return {**steps, "watched": {"do": "read", "uri": watched}, "heard": {"do": "heard"}}
+        steps["updated"] = {"do": "updated", "uri": watched, "within": NOTIFICATION_SECONDS}
+    return {**steps, "watched": {"do": "read", "uri": watched}, "announcements": {"do": "announcements"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,9 @@ class Survey:
         assert {line["logger"] for line in lines} <= {content.LOGGER}
         return [(line["level"], _text(line["data"])) for line in lines]
 
-    def heard(self) -> set[str]:
-        """What was announced from first to last: `tools`, `prompts`, `resources`, and addresses."""
-        return set(self.answer("heard")["heard"])
+    def announced(self) -> set[str]:
+        """Everything that was announced: `tools`, `prompts`, `resources`, and addresses."""
+        return set(self.answer("announcements")["announcements"])
 
 
 def _text(data: Any) -> str:

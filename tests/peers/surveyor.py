@@ -31,7 +31,7 @@ Connect = Callable[["MessageListener"], AbstractAsyncContextManager[Client]]
 
 @dataclass(slots=True)
 class MessageListener:
-    """Hears a client's messages of either era, and wakes whoever waits for one."""
+    """Receives a client's messages of either era, and wakes tasks that wait for one."""
 
     announced: list[str] = field(default_factory=list)
     logs: list[dict[str, Any]] = field(default_factory=list)
@@ -67,18 +67,18 @@ class MessageListener:
 
 async def survey(steps: Mapping[str, Step], connect: Connect) -> dict[str, Answer]:
     """Do the steps in one session; the answers by the steps' names."""
-    ear = MessageListener()
-    async with connect(ear) as client, AsyncExitStack() as stack:
-        surveyor = _Surveyor(client, ear, stack)
+    listener = MessageListener()
+    async with connect(listener) as client, AsyncExitStack() as stack:
+        surveyor = _Surveyor(client, listener, stack)
         return {name: await surveyor.run(step) for name, step in steps.items()}
 
 
 class _Surveyor:
     """Does one step after the other; a refusal is an answer too."""
 
-    def __init__(self, client: Client, ear: MessageListener, stack: AsyncExitStack) -> None:
+    def __init__(self, client: Client, listener: MessageListener, stack: AsyncExitStack) -> None:
         self._client = client
-        self._ear = ear
+        self._listener = listener
         self._stack = stack
         self._is_modern = client.protocol_version == MODERN
         self._listings: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -114,8 +114,8 @@ class _Surveyor:
                 return {"result": plain(await self._complete(step))}
             case "call":
                 return await self._call(step)
-            case "heard":
-                return {"heard": self._ear.announced}
+            case "announcements":
+                return {"announcements": self._listener.announced}
             case _:
                 return await self._listen(step)
 
@@ -128,7 +128,7 @@ class _Surveyor:
                     return await self._await_change(step["what"], step["lists"])
             case "updated":
                 async with asyncio.timeout(step["within"]):
-                    await self._ear.wait_for(step["uri"], 0)
+                    await self._listener.wait_for(step["uri"], 0)
                 return {}
             case other:
                 raise ValueError(f"no step is called {other!r}")
@@ -145,11 +145,11 @@ class _Surveyor:
             seen.append([progress, total, message])
 
         meta: Any = await self._ask_for_level(step.get("level"))
-        self._ear.logs.clear()
+        self._listener.logs.clear()
         result = await self._client.call_tool(
             step["tool"], step["arguments"], progress_callback=watch if step.get("progress") else None, meta=meta
         )
-        return {"result": plain(result), "progress": seen, "logs": list(self._ear.logs)}
+        return {"result": plain(result), "progress": seen, "logs": list(self._listener.logs)}
 
     async def _ask_for_level(self, level: LoggingLevel | None) -> dict[str, Any] | None:
         if level is None:
@@ -176,7 +176,7 @@ class _Surveyor:
         """Wait for an announcement after which the thing is listed: an earlier one may be about something else."""
         past = 0
         while True:
-            past = await self._ear.wait_for(what, past)
+            past = await self._listener.wait_for(what, past)
             listing = plain(await self._listings[what]())
             if awaited in {item["uri" if what == "resources" else "name"] for item in listing[what]}:
                 return listing

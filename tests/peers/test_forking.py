@@ -1,4 +1,4 @@
-"""Peers that are forked: they have the streams of who asked, end as they end, and go with who is killed."""
+"""Forked peers use the streams of the process that asked for them, and end with it."""
 
 from __future__ import annotations
 

@@ -33,23 +33,23 @@ one_of_each_program = pytest.mark.parametrize(
 
 def steps_for(form: Form) -> dict[str, Step]:
     can = form.abilities
-    return {**looking(), **logging(), **changing("fresh", hears="announces" in can, updates="updates" in can)}
+    return {**looking(), **logging(), **changing("fresh", listens="announces" in can, updates="updates" in can)}
 
 
 @asynccontextmanager
-async def connected(form: Form, ear: MessageListener) -> AsyncIterator[Client]:
+async def connected(form: Form, listener: MessageListener) -> AsyncIterator[Client]:
     """An mcp 2.x client with a server of its own, in the server's era."""
     mode: Mode = "legacy" if form.era == "legacy" else "auto"
     if form.carrier == "stdio":
-        async with client_over_stdio(command(form.peer, *form.options), mode=mode, listener=ear) as client:
+        async with client_over_stdio(command(form.peer, *form.options), mode=mode, listener=listener) as client:
             yield client
         return
     async with http_peer(form.peer, *form.options) as peer:
         url = form.url(peer.port)
         over_http = (
-            client_over_sse(url, listener=ear)
+            client_over_sse(url, listener=listener)
             if form.carrier == "sse"
-            else client_over_http(url, mode=mode, listener=ear)
+            else client_over_http(url, mode=mode, listener=listener)
         )
         async with over_http as client:
             yield client
@@ -83,7 +83,7 @@ def assert_is_full(found: Survey, form: Form) -> None:
 
 @every_form_a_new_client_can_reach
 async def test_a_new_client_gets_everything_that_a_server_of_its_era_has(form: Form) -> None:
-    answers = await survey(steps_for(form), lambda ear: connected(form, ear))
+    answers = await survey(steps_for(form), lambda listener: connected(form, listener))
 
     assert_is_full(Survey(answers), form)
 
@@ -93,5 +93,5 @@ async def test_an_old_client_gets_everything_that_a_server_of_its_era_has(form: 
     assert_is_full(Survey(await surveyed_by_sdk1(form, steps_for(form))), form)
 
 
-def test_every_form_has_its_row_in_the_table_of_what_it_supports() -> None:
+def test_every_form_has_a_row_in_the_table_of_features() -> None:
     assert set(SUPPORTS) == set(FORMS)

@@ -43,13 +43,13 @@ async def socket_to(peer: HttpPeer) -> AsyncIterator[ClientConnection]:
 
 async def test_the_official_client_works_over_the_old_transport(spawn: Spawn, ledger: Ledger) -> None:
     peer = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path))
-    heard = Listener()
-    async with client_over_sse(peer.at("/sse"), listener=heard) as client:
+    received = Listener()
+    async with client_over_sse(peer.at("/sse"), listener=received) as client:
         echoed = await client.call_tool("echo", {"text": "héllo"})
         await client.call_tool("pay", {"nonce": "n1"})
         await client.call_tool("grow", {"name": "more"})
         async with asyncio.timeout(WITHIN_SECONDS):
-            await heard.changed.wait()
+            await received.changed.wait()
         names = {tool.name for tool in (await client.list_tools()).tools}
 
     assert isinstance(echoed.content[0], TextContent)
@@ -150,14 +150,14 @@ async def test_cursors_may_go_in_a_circle(spawn: Spawn) -> None:
 
 
 async def test_a_list_may_change_all_the_time() -> None:
-    heard = Listener()
+    received = Listener()
     async with client_over_stdio(
-        command("raw_server", "--mode", "churn:1000"), mode="legacy", listener=heard
+        command("raw_server", "--mode", "churn:1000"), mode="legacy", listener=received
     ) as client:
         async with asyncio.timeout(WITHIN_SECONDS):
-            while len(heard.heard) < 100:
-                await heard.changed.wait()
-                heard.changed.clear()
+            while len(received.messages) < 100:
+                await received.changed.wait()
+                received.changed.clear()
         described = {tool.name: tool.description for tool in (await client.list_tools()).tools}
 
     assert described["turn"] != "The list has changed 0 times."

@@ -1,4 +1,4 @@
-"""The hand-written server: what it says in each era, and that each mode does what its name says."""
+"""The hand-written server: its answers in each era, and that each mode does what its name says."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Pipe:
         assert self.process.stdout is not None
         return await self.process.stdout.readline()
 
-    async def hear(self) -> Json:
-        heard: Json = json.loads(await self.line())
-        return heard
+    async def receive(self) -> Json:
+        response: Json = json.loads(await self.line())
+        return response
 
     async def ask(self, method: str, **params: Any) -> Json:
         self.send(request(method, **params))
-        return await self.hear()
+        return await self.receive()
 
 
 @asynccontextmanager
@@ -98,12 +98,12 @@ async def fetch(peer: HttpPeer, message: Json, **headers: str) -> tuple[int, dic
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     status, *rest = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
-    heard = {name: value for name, _, value in (line.partition(": ") for line in rest)}
-    if "content-length" in heard:
-        content = await reader.readexactly(int(heard["content-length"]))
+    received = {name: value for name, _, value in (line.partition(": ") for line in rest)}
+    if "content-length" in received:
+        content = await reader.readexactly(int(received["content-length"]))
     else:
         content = await reader.readuntil(b"0\r\n\r\n")
-    return int(status.split()[1]), heard, content
+    return int(status.split()[1]), received, content
 
 
 async def open_session(peer: HttpPeer) -> str:
@@ -128,7 +128,7 @@ async def test_the_ledger_is_written_before_the_answer_and_ids_come_back_as_they
     async with raw_pipe(ledger) as pipe:
         for at, request_id in enumerate([0, "", "1", 2**53 + 1]):
             pipe.send(pay(f"n{at}", request_id=request_id))
-            answer = await pipe.hear()
+            answer = await pipe.receive()
 
             assert (answer["id"], paid(answer)) == (request_id, f"n{at}")
             assert ledger.ran()[f"n{at}"] == 1
@@ -158,9 +158,9 @@ async def test_dying_in_the_middle_leaves_exactly_so_many_bytes(ledger: Ledger, 
 async def test_lies_are_sent_on_a_pipe(ledger: Ledger) -> None:
     async with raw_pipe(ledger) as pipe:
         pipe.send(pay("a", "dup_reply"))
-        assert await pipe.hear() == await pipe.hear()
+        assert await pipe.receive() == await pipe.receive()
         pipe.send(pay("b", "wrong_id"))
-        assert (await pipe.hear())["id"] != 1
+        assert (await pipe.receive())["id"] != 1
         pipe.send(pay("c", "garbage"))
         lines = [await pipe.line() for _ in range(17)]
         assert lines[0] == b"this is not JSON\n"
@@ -168,8 +168,8 @@ async def test_lies_are_sent_on_a_pipe(ledger: Ledger) -> None:
         pipe.send(pay("d", "huge:1000000"))
         assert len(await pipe.line()) > 1_000_000
         pipe.send(pay("e", "notify_flood:1000"))
-        assert [("method" in await pipe.hear()) for _ in range(1000)] == [True] * 1000
-        assert paid(await pipe.hear()) == "e"
+        assert [("method" in await pipe.receive()) for _ in range(1000)] == [True] * 1000
+        assert paid(await pipe.receive()) == "e"
 
 
 async def test_a_cancelled_call_stops_and_gets_no_answer_or_a_late_one(ledger: Ledger) -> None:
@@ -178,7 +178,7 @@ async def test_a_cancelled_call_stops_and_gets_no_answer_or_a_late_one(ledger: L
             pipe.send(pay(nonce, mode, request_id=nonce))
             pipe.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": nonce}})
 
-        assert (await pipe.hear())["id"] == "late"
+        assert (await pipe.receive())["id"] == "late"
         assert (await pipe.ask("ping"))["id"] == 1
     assert ledger.ran() == {"slept": 1, "late": 1}
     assert [json.loads(line).get("cancelled") for line in ledger.lines()].count("slept") == 1
@@ -191,7 +191,7 @@ async def test_lying_lists_are_wrong_and_the_good_tools_still_work(kind: str, le
         pipe.send(pay("a"))
 
         assert listed["tools"] != (await plain_listing(ledger)) or listed.get("nextCursor") == "again"
-        assert paid(await pipe.hear()) == "a"
+        assert paid(await pipe.receive()) == "a"
 
 
 async def plain_listing(ledger: Ledger) -> object:
@@ -234,7 +234,7 @@ async def test_a_session_is_required_and_expires_on_request(spawn: Spawn, ledger
     assert ledger.ran() == {"n0": 1, "n1": 1}
 
 
-async def test_modern_headers_must_say_what_the_body_says(spawn: Spawn) -> None:
+async def test_modern_headers_must_match_the_body(spawn: Spawn) -> None:
     peer = await spawn("raw_server")
     message = request("tools/call", name="pay", arguments={"nonce": "a"}, _meta=MODERN_META)
     right = {"mcp_protocol_version": "2026-07-28", "mcp_method": "tools/call", "mcp_name": "pay"}

@@ -38,7 +38,7 @@ async def run_typescript(major: Major, mode: Mode, plans: Sequence[SessionPlan])
     Raises:
         RuntimeError: The client could not connect or broke off; the message holds what it wrote to stderr.
     """
-    told = [{key: value for key, value in asdict(plan).items() if value} for plan in plans]
+    received = [{key: value for key, value in asdict(plan).items() if value} for plan in plans]
     process = await asyncio.create_subprocess_exec(
         node(),
         str(FOLDER / "client.mjs"),
@@ -49,7 +49,7 @@ async def run_typescript(major: Major, mode: Mode, plans: Sequence[SessionPlan])
     )
     try:
         async with asyncio.timeout(RUN_SECONDS):
-            job = json.dumps({"major": major, "mode": mode, "sessions": told}).encode()
+            job = json.dumps({"major": major, "mode": mode, "sessions": received}).encode()
             said, complained = await process.communicate(job)
     finally:
         if process.returncode is None:

@@ -32,7 +32,7 @@ def command() -> list[str]:
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer lines until the end of input."""
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=_Request)
         if request.id:

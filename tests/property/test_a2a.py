@@ -144,7 +144,7 @@ def first(client: Client, given: str) -> Any:
 def vault(client: Client, given: str) -> Any:
     said = f'{{"role":"user","parts":[{{"type":"data","content":{EXECUTE % given}}}]}}'
     task = within(client.rpc("tasks/send", f'{{"message":{said}}}'), "result", "id")
-    # Who subscribes is told all that was said, and the stream ends with the task.
+    # A subscriber gets all earlier messages, and the stream ends with the task.
     body = f'{{"jsonrpc":"2.0","id":1,"method":"tasks/sendSubscribe","params":{{"id":"{task}"}}}}'
     client.post(RPC, body)
     done = client.rpc("tasks/get", f'{{"id":"{task}"}}')
@@ -174,7 +174,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @given(given_text=some_object)
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_a_tool_is_given_and_gives_back_arrives_as_it_was(
+def test_arguments_and_results_of_a_tool_arrive_unchanged(
     hub: HubProcess, way: Callable[[Client, str], Any], given_text: str
 ) -> None:
     with closing(Client(hub.port)) as client:

@@ -1,4 +1,4 @@
-"""Configuration files of any shape: never a crash, findings that name their place, no secret told."""
+"""Configuration files of any shape never crash the reader, and findings name their place and disclose no secret."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def told(file: Path, dialect: Dialect | None = None) -> Sequence[Finding]:
+def findings_of(file: Path, dialect: Dialect | None = None) -> Sequence[Finding]:
     """Return what is said of a file, whether it is refused or not."""
     try:
         return load(file, ENVIRONMENT, file.parent, HOME, dialect=dialect).warnings
@@ -117,7 +117,7 @@ def test_a_file_of_any_shape_is_read_or_refused_with_findings(table: dict[str, o
     with folder() as place:
         file = place / "mcp.json"
         file.write_text(json.dumps(table))
-        for finding in told(file, dialect):
+        for finding in findings_of(file, dialect):
             check(finding, file)
 
 
@@ -136,7 +136,7 @@ def test_every_entry_becomes_a_server_or_a_finding_that_names_it(entries: dict[s
 
 @given(st.dictionaries(NAMES, ENTRIES, max_size=4), st.sampled_from(list(CLIENTS.values())))
 @steady
-def test_what_is_imported_means_the_same_and_keeps_unknown_keys(entries: dict[str, Any], dialect: Dialect) -> None:
+def test_imported_entries_mean_the_same_and_keep_unknown_keys(entries: dict[str, Any], dialect: Dialect) -> None:
     around = HostContext(ENVIRONMENT, Path("/work"), HOME)
     document = Document(Path("/srv/x.json"), nested(dialect.roots[0], entries), dialect)
     merging = ImportPlan(Path("/srv/isthmus.toml"), around, may_replace=False)
@@ -169,7 +169,7 @@ def test_bytes_of_any_kind_are_read_or_refused(content: bytes, suffix: str) -> N
     with folder() as place:
         file = place / f"x{suffix}"
         file.write_bytes(content)
-        assert all(finding.file == file for finding in told(file))
+        assert all(finding.file == file for finding in findings_of(file))
 
 
 @given(st.text(alphabet="&*a: -[]{},\n<|>!#'\"", max_size=60))
@@ -178,7 +178,7 @@ def test_yaml_of_any_shape_is_read_or_refused(text: str) -> None:
     with folder() as place:
         file = place / "isthmus.yaml"
         file.write_text(text)
-        for finding in told(file):
+        for finding in findings_of(file):
             check(finding, file)
 
 

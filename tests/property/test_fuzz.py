@@ -1,4 +1,4 @@
-"""Every endpoint and every parser of what servers answer, with inputs that are kept and some that are made up.
+"""Every endpoint and every parser of servers' answers, with stored and generated inputs.
 
 The targets are those of `make fuzz`, which gives them hours: what it finds is kept in `fuzz/corpus`, and tried here for
 ever. Here each also has a few inputs of hypothesis: kept ones with something changed, and any bytes.
@@ -61,7 +61,7 @@ def test_every_target_has_a_corpus_and_every_corpus_a_target() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
+def test_stored_and_similar_inputs_are_harmless(name: str) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     target = target_of(name)
     for data in corpus_of(name):
@@ -82,4 +82,4 @@ def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
     left = [signal.getsignal(number) for number in SIGNALS]
     usual = (signal.SIG_DFL, signal.default_int_handler)
     taken = [after for was, after in zip(before, left, strict=True) if after != was and after not in usual]
-    assert not taken, "a hub that stays open must not take the signals of whoever comes next"
+    assert not taken, "a hub that stays open must not take the signals of the next test"

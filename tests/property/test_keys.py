@@ -1,4 +1,4 @@
-"""Keys over a hub's life, in any order of what can happen to them: whoever should be in is, and nobody else."""
+"""Keys over a hub's life, with events in any order: exactly the valid keys are accepted."""
 
 from __future__ import annotations
 

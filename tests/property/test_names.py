@@ -114,7 +114,7 @@ def test_every_surface_shows_every_tool_once_and_leads_to_it(pairs: list[Pair]) 
 @given(PAIRS, st.lists(st.integers(min_value=0), max_size=5), st.sampled_from(["canonical", "llm"]))
 @steady
 def test_a_name_means_the_same_to_all_its_viewers(pairs: list[Pair], chosen: list[int], style: str) -> None:
-    # A pattern cannot name a tool called `*`; whoever lists one grants the server.
+    # A pattern cannot name a tool called `*`; a pattern with one grants the server.
     patterns = tuple(canonical(pairs[at % len(pairs)]) for at in chosen) if pairs else ()
     patterns = tuple(pattern for pattern in patterns if "*" not in pattern)
     surface = Surface("llm" if style == "llm" else "canonical")
@@ -151,8 +151,8 @@ def test_a_short_name_is_unique_or_lists_its_candidates(pairs: list[Pair], data:
     name = data.draw(st.one_of(st.sampled_from(known), TOOLS) if known else TOOLS)
     candidates = meant(name, pairs)
     if len(candidates) > 1:
-        with pytest.raises(AmbiguousName) as told:
+        with pytest.raises(AmbiguousName) as received:
             resolve(name, pairs)
-        assert told.value.candidates == sorted(canonical(pair) for pair in candidates)
+        assert received.value.candidates == sorted(canonical(pair) for pair in candidates)
     else:
         assert resolve(name, pairs) == (candidates[0] if candidates else None)

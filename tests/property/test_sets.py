@@ -1,4 +1,4 @@
-"""Whatever a set picks and renames, and whoever asks: what it lists can be called, and nothing else."""
+"""Any set and any caller: exactly the listed tools can be called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources of many servers side by side: what is listed is read where it was listed, and nobody stands in."""
+"""Resources of many servers side by side: each is read from the server that lists it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def found(seen: View, uri: str) -> tuple[str, str] | None:
 
 @given(HUBS, GRANTS)
 @steady
-def test_what_is_listed_is_read_where_it_was_listed(
+def test_listed_resources_are_read_from_their_server(
     hub: dict[ServerName, tuple[list[str], list[str]]], grants: Grants
 ) -> None:
     surfaces = [EVERYTHING, Surface("llm"), *(Surface("own", server) for server in hub)]

@@ -45,11 +45,11 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
     limits = {"lag_seconds": LAG_SECONDS}
     async with serving(tmp_path_factory.mktemp("relay"), relay=relay, limits=limits) as running:
         yield running
-    told = "".join(running.said)
-    assert "Traceback" not in told, told
+    received = "".join(running.said)
+    assert "Traceback" not in received, received
     agents = (f"agent{number}" for number in range(1, next(_numbers)))
     for secret in (KEY, *map(python_token, agents), *tokens.shown):
-        assert not [part for part in parts_of(secret) if part in told], "a secret was logged"
+        assert not [part for part in parts_of(secret) if part in received], "a secret was logged"
 
 
 def parts_of(secret: str) -> set[str]:

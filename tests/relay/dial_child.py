@@ -1,4 +1,4 @@
-"""A small MCP server on stdin and stdout for what is brought to a hub; it imports nothing that takes time.
+"""A small MCP server on stdin and stdout for `isthmus dial`; it imports only fast modules.
 
 `dial_child.py NAME`: `echo` gives its `text` back, `pid` its process, `hold` never answers (and makes a `file` if it is
 named one), `ask` asks the caller for a colour (with `after`, once that file is there) and gives back what it said,
@@ -40,7 +40,7 @@ class Child:
         self.is_followed = False
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take a message of whoever started it."""
+        """Handle a message of the parent."""
         if message.get("method") == "notifications/cancelled":
             self.withdrawn += 1
         elif "method" not in message:
@@ -76,8 +76,8 @@ class Child:
             case "pid":
                 return text(str(os.getpid()))
             case "count":
-                told = f"greeted {self.greeted}, held {self.held}, withdrawn {self.withdrawn}"
-                return text(f"{told}, cancelled {self.cancelled}" if self.cancelled else told)
+                received = f"greeted {self.greeted}, held {self.held}, withdrawn {self.withdrawn}"
+                return text(f"{received}, cancelled {self.cancelled}" if self.cancelled else received)
             case "steps":
                 for done in (1, 2):
                     report = {"progressToken": params["_meta"]["progressToken"], "progress": done}

@@ -1,4 +1,4 @@
-"""`isthmus dial` as people run it: a process of its own with local servers behind it, and what it says."""
+"""`isthmus dial` as a process of its own with local servers behind it, and its output."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class DialProcess:
             self._news.set()
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What it told of this kind so far."""
+        """The log lines of this event so far."""
         lines = [json.loads(line) for line in self.said if line.startswith("{")]
         return [line for line in lines if line["event"] == name]
 
-    async def told(self, name: str, count: int = 1) -> dict[str, Any]:
-        """Wait until it has told this so often; return the last of these."""
+    async def logged(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Wait until it has logged this event so often; return the last line."""
         async with asyncio.timeout(PATIENCE):
             while len(found := self.events(name)) < count:
                 self._news.clear()

@@ -102,13 +102,13 @@ class Wire:
                 while True:
                     frame = await self.socket.recv()
                     self.frames.append(frame)
-                    await self.heard(frame)
+                    await self.on_frame(frame)
                     self._news.set()
         finally:
             self._is_done = True
             self._news.set()
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """What a client does with a frame; this one does nothing."""
 
     async def until(self, holds: Callable[[], bool], what: str, within: float = PATIENCE) -> None:
@@ -206,7 +206,7 @@ async def wired(url: str, wire: Callable[[ClientConnection], Wire] = Wire, **opt
 
 
 class CallFailed(Exception):
-    """What the device's program tells the model instead of a result."""
+    """The text that the device's program gives its model instead of a result."""
 
 
 def sanitised(name: str) -> str:
@@ -239,7 +239,7 @@ class Device(Wire):
         return self
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None, within: float = 30.0) -> str:
-        """Call a tool by the name that its model sees; what its model is told.
+        """Call a tool by the name that its model sees; returns the text for the model.
 
         Raises:
             CallFailed: the model is told of a failure.
@@ -260,13 +260,13 @@ class Device(Wire):
         await self.say({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
         try:
             async with asyncio.timeout(within):
-                return _told(await answer)
+                return _text_or_failure(await answer)
         except TimeoutError:
             raise CallFailed("工具调用请求超时") from None
         finally:
             self._calls.pop(id, None)
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """As the real one does, in its order: a result before an error, a call that waits before its own 1 and 2."""
         payload = json.loads(frame)
         try:
@@ -307,7 +307,7 @@ def _number(id: Any) -> int:
     return int(id) if id is not None else 0
 
 
-def _told(result: Any) -> str:
+def _text_or_failure(result: Any) -> str:
     if isinstance(result, dict):
         if result.get("isError") is True:
             raise CallFailed(result.get("error", "工具调用返回错误，但未提供具体错误信息"))
@@ -399,7 +399,7 @@ class RawServer(Wire):
         """Whether the hub has greeted it and asked for a list."""
         return "tools/list" in self.asked
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """Answer, unless it is silent at that."""
         message = json.loads(frame)
         method = message.get("method")
@@ -455,17 +455,19 @@ class RawServer(Wire):
             case "refuse":
                 return {"error": {"code": -32050, "message": text, "data": {"why": "it would not"}}}
             case "huge":
-                return said("x" * int(text))
+                return text_answer("x" * int(text))
             case "rich":
-                return {"result": said(text)["result"] | {"structuredContent": {"said": text}, "_meta": {"a/b": 1}}}
+                return {
+                    "result": text_answer(text)["result"] | {"structuredContent": {"said": text}, "_meta": {"a/b": 1}}
+                }
             case _:
-                return said(text)
+                return text_answer(text)
 
     async def release(self) -> None:
         """Answer the calls that are held."""
         held, self.held = self.held, []
         for message in held:
-            await self.send_back(message, said(str(message["params"].get("arguments", {}).get("text", ""))))
+            await self.send_back(message, text_answer(str(message["params"].get("arguments", {}).get("text", ""))))
 
     async def holds(self, count: int = 1, within: float = PATIENCE) -> None:
         """Wait until so many calls are held."""
@@ -477,7 +479,7 @@ class RawServer(Wire):
         await self.say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
 
-def said(text: str) -> Json:
+def text_answer(text: str) -> Json:
     """An answer with one text."""
     return {"result": {"content": [{"type": "text", "text": text}]}}
 

@@ -1,4 +1,4 @@
-"""A WebSocket by hand, for what no library would send: broken frames, and a peer that does not read."""
+"""A WebSocket by hand, for frames that no library would send, and a peer that does not read."""
 
 from __future__ import annotations
 

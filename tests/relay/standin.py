@@ -1,4 +1,4 @@
-"""A hub to dial that is not ours: a WebSocket server that does what a test says.
+"""A stand-in for a foreign hub: a WebSocket server with scripted behaviour.
 
 It behaves as the original relay does: it sends nothing by itself and chooses no subprotocol, unless it is to share
 sockets. Each connection that comes is a `Guest`.
@@ -46,7 +46,7 @@ class Guest:
         self.words: asyncio.Queue[Json] = asyncio.Queue()
         """What was said on the connection itself, where it is shared."""
         self.notes: asyncio.Queue[Json] = asyncio.Queue()
-        """What nobody had asked for."""
+        """Messages without a request."""
         self._pending: dict[tuple[int, str], asyncio.Future[Json]] = {}
         self._ids = itertools.count(1)
 
@@ -77,8 +77,8 @@ class Guest:
         text = json.dumps({"jsonrpc": "2.0", **message})
         await self.socket.send(f"{channel} {text}" if self.is_muxed else text)
 
-    async def tell(self, word: Json) -> None:
-        """Say something on the connection itself."""
+    async def control(self, word: Json) -> None:
+        """Send a control message on the connection itself."""
         await self.socket.send(f"0 {json.dumps(word)}")
 
     async def send(self, method: str, params: Json | None = None, *, id: Any = None, channel: int = 0) -> Any:
@@ -103,7 +103,7 @@ class Guest:
     async def call(self, tool: str, *, id: Any = None, channel: int = 0, **arguments: Any) -> str:
         """Call a tool and return the text it gives, or the message of its error."""
         params = {"name": tool, "arguments": arguments}
-        return said_in(await self.ask("tools/call", params, id=id, channel=channel))
+        return text_in(await self.ask("tools/call", params, id=id, channel=channel))
 
     async def opened(self) -> tuple[int, str]:
         """Wait until a channel is opened: its number and the server's id."""
@@ -121,7 +121,7 @@ class Guest:
         self.socket.transport.abort()
 
 
-def said_in(answer: Json) -> str:
+def text_in(answer: Json) -> str:
     """The text of a result, or the message of an error."""
     return str(answer["error"]["message"] if "error" in answer else answer["result"]["content"][0]["text"])
 

@@ -1,4 +1,4 @@
-"""A small MCP server on stdin and stdout that starts at once: it imports nothing that takes time.
+"""A small MCP server on stdin and stdout that starts at once, because it imports only fast modules.
 
 `stdio_child.py NAME TOOL…`: every tool gives its `text` back, but `hold` never answers, `die` ends the process without
 a word, and `fail` fails. What comes before `initialize` is refused, and a second `initialize` too: one session is all.

@@ -1,4 +1,4 @@
-"""Servers that have just arrived, never answer, or leave: how long devices wait for them and what they are shown."""
+"""Servers that have just connected, never answer, or leave: how long devices wait, and the lists that they get."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def echo(it: Device, id: int) -> Json:
 
 async def until_changed(it: Device, seen: int) -> int:
     """Wait for one more word that the list has changed."""
-    await it.until(lambda: it.notified.count(CHANGED) > seen, "the device is told of the change")
+    await it.until(lambda: it.notified.count(CHANGED) > seen, "the device is notified of the change")
     return it.notified.count(CHANGED)
 
 
@@ -111,7 +111,7 @@ async def test_a_call_waits_for_a_server_that_takes_its_time(plain: HubProcess, 
         async with raw_server(plain.port, agent, "s1", manner=manner):
             await until_changed(it, 0)
             assert (await echo(it, 5000))["result"]
-        await it.until(lambda: it.notified.count(CHANGED) > 1, "it is told that the server left")
+        await it.until(lambda: it.notified.count(CHANGED) > 1, "it is notified that the server left")
 
         async with raw_server(plain.port, agent, "s1", manner=SILENT, is_awaited=False) as back:
             call = asyncio.ensure_future(echo(it, 5001))
@@ -126,7 +126,7 @@ async def answer_greeting(server: RawServer) -> None:
     """Have a server answer after all."""
     server.manner = Manner()
     for frame in list(server.frames):
-        await server.heard(frame)
+        await server.on_frame(frame)
 
 
 async def test_a_call_that_waits_is_withdrawn_and_counts(plain: HubProcess, agent: str) -> None:

@@ -43,7 +43,7 @@ CALL: Json = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"nam
 
 
 class Neighbour:
-    """Somebody who does as they should, next door."""
+    """A well-behaved caller of another agent."""
 
     def __init__(self, server: RawServer, caller: Device) -> None:
         self._server = server
@@ -156,7 +156,7 @@ MANY: Json = dict.fromkeys(map(str, range(1001)), 0)
 
 
 def crowded() -> Iterator[Json | list[Any]]:
-    """Messages with more members than anybody means, and one that is none at all."""
+    """Messages with too many members, and one that is not a message."""
     yield {**CALL, **MANY}
     yield {**CALL, "params": {**CALL["params"], **MANY}}
     yield {**CALL, "params": {**CALL["params"], "_meta": MANY}}
@@ -411,7 +411,7 @@ async def test_an_agents_devices_see_nothing_of_another_agent(
     assert await neighbour.is_well()
 
 
-async def test_a_server_id_that_is_none_is_refused(hub: HubProcess, agent: str, neighbour: Neighbour) -> None:
+async def test_an_invalid_server_id_is_refused(hub: HubProcess, agent: str, neighbour: Neighbour) -> None:
     for server_id in ("x" * 65, "a\nb", "\x00"):
         async with wired(agent_url(hub.port, agent, server_id)) as wire:
             ending = await wire.ended()

@@ -1,4 +1,4 @@
-"""What devices are shown and told beyond their calls: names, other servers, progress, and the original's addresses."""
+"""Devices beyond their calls: names, other servers, progress, and the original's addresses."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ async def test_progress_reaches_the_device_that_asked_for_it(hub: HubProcess, ag
         call = asyncio.ensure_future(it.ask("tools/call", params, id=3))
         await server.holds()
         token = server.held[0]["params"]["_meta"]["progressToken"]
-        told = {"progressToken": token, "progress": 1, "total": 2, "message": "half"}
-        await server.say({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
+        received = {"progressToken": token, "progress": 1, "total": 2, "message": "half"}
+        await server.say({"jsonrpc": "2.0", "method": "notifications/progress", "params": received})
         await it.until(lambda: "notifications/progress" in it.notified, "progress arrives")
         await server.release()
         assert (await call)["result"]["content"][0]["text"] == "done"
-        heard = [message["params"] for message in it.messages if message.get("method") == "notifications/progress"]
-        assert heard == [{"progressToken": "mine", "progress": 1, "total": 2, "message": "half"}]
+        notified = [message["params"] for message in it.messages if message.get("method") == "notifications/progress"]
+        assert notified == [{"progressToken": "mine", "progress": 1, "total": 2, "message": "half"}]
         assert "notifications/progress" not in other.notified
 
 
@@ -120,7 +120,7 @@ async def test_a_call_that_the_device_takes_back_is_taken_back_at_the_server(hub
         call = asyncio.ensure_future(it.ask("tools/call", {"name": "hold"}, id="mine"))
         await server.holds()
         await it.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "mine"}})
-        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is told")
+        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is cancelled")
         cancelled = next(one for one in server.messages if one.get("method") == "notifications/cancelled")
         assert cancelled["params"]["requestId"] == server.held[0]["id"]
         answer = await call
@@ -209,9 +209,9 @@ async def test_the_originals_addresses_answer_as_its_readers_expect(hub: HubProc
 
         good = await http.get(f"{base}/health", params={"key": KEY})
         assert "success" in good.text
-        told: dict[str, Any] = good.json()["result"]
-        assert told["status"] == "success"
-        connections = told["connections"]
+        response: dict[str, Any] = good.json()["result"]
+        assert response["status"] == "success"
+        connections = response["connections"]
         assert connections["robot_connections_by_agent"][agent] == 1
         assert connections["mcp_servers"][agent]["s1"]["tools"] == ["echo"]
         assert connections["mcp_servers"][agent]["s1"]["tools_count"] == 1

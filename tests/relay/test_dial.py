@@ -69,7 +69,7 @@ def of_process(pid: int, what: str) -> str:
 
 async def offered(dial: DialProcess, *names: str) -> None:
     """Wait until the hub has said what it calls these servers."""
-    await dial.told("server offered", len(names))
+    await dial.logged("server offered", len(names))
     assert {event["hub_name"] for event in dial.events("server offered")} == {*names}
     for port, name in product(dial.nodes, names):  # each has it some milliseconds later than the one that says it
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=TRUSTED) as http:
@@ -93,7 +93,7 @@ async def test_servers_behind_one_connection_are_called_by_everybody_and_equal_i
     file = write_servers(tmp_path, "one", "two")
     async with dialling(agent_url(hub.port, agent), "--config", str(file)) as dial, Raw(hub.url) as caller:
         await offered(dial, f"{agent}_one", f"{agent}_two")
-        assert (await dial.told("connected"))["shared"] is True
+        assert (await dial.logged("connected"))["shared"] is True
         names = [f"{agent}_{server}.echo" for server in ("one", "two")]
         assert {*names} <= {*await caller.names()}
         calls = [caller.call(names[n % 2], {"text": f"{n}"}, id=1) for n in range(100)]
@@ -133,9 +133,9 @@ async def test_a_tool_that_is_run_as_a_task_only_is_called_like_any_other(hub: H
 
 async def test_it_says_that_it_waits_for_a_server_before_it_dials(hub: HubProcess, agent: str) -> None:
     async with dialling(agent_url(hub.port, agent), "--server-id", "absent", "--", "/no/such/program") as dial:
-        told = await dial.told("waiting for a local server to become ready before connecting to the hub")
-        assert told["servers"] == ["absent"]
-        await dial.told("server not connected")
+        response = await dial.logged("waiting for a local server to become ready before connecting to the hub")
+        assert response["servers"] == ["absent"]
+        await dial.logged("server not connected")
         assert dial.events("connected") == []
 
 
@@ -176,7 +176,7 @@ async def test_a_server_asks_the_caller_through_it(hub: HubProcess, agent: str) 
         answer = {"action": "accept", "content": {"colour": "blue"}}
         params |= {"inputResponses": {key: answer}, "requestState": asked["requestState"]}
         assert json.loads(text_of((await caller.post(body, headers)).json())) == answer
-        # Who cannot be asked is not: the server is told so, and the next caller's question is its own again.
+        # A caller without elicitation is not asked: the server gets an error, and the next question reaches its caller.
         assert "error" not in await caller.call(f"{agent}_asking.ask")
 
 
@@ -187,9 +187,7 @@ def a_call(name: str, **arguments: Any) -> tuple[Json, dict[str, str]]:
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}, headers
 
 
-async def test_what_a_server_asks_in_one_callers_call_is_not_put_to_another(
-    guarded: HubProcess, tmp_path: Path
-) -> None:
+async def test_a_question_in_one_callers_call_does_not_go_to_another(guarded: HubProcess, tmp_path: Path) -> None:
     """It asks without saying about which call, when the other's has come last."""
     file = str(tmp_path / "held")
     async with (
@@ -237,7 +235,7 @@ async def holds(caller: Raw, server: str) -> None:
             pass
 
 
-async def test_what_is_not_given_to_local_servers(hub: HubProcess, agent: str, tmp_path: Path) -> None:
+async def test_local_servers_do_not_get_the_token(hub: HubProcess, agent: str, tmp_path: Path) -> None:
     """The token is neither in their environment nor, where it comes by a file, on anybody's command line."""
     token = python_token(agent)
     (tmp_path / "token").write_text(token + "\n")
@@ -385,7 +383,7 @@ async def test_a_hub_that_is_killed_or_restarts_has_its_servers_back_and_they_do
             await eventually(lambda: is_remembered(tmp_path / "state" / "journal.db", b"pid"), "it is written down")
             hub.process.kill()
             await hub.process.wait()
-            await dial.told("hub not connected")
+            await dial.logged("hub not connected")
 
             async with hub_at(tmp_path, port) as again, Raw(again.url) as caller:
                 # At once: the call waits for the server, which the hub remembers.
@@ -395,6 +393,6 @@ async def test_a_hub_that_is_killed_or_restarts_has_its_servers_back_and_they_do
                 before = len(dial.events("hub not connected"))
                 again.terminate()
                 assert await asyncio.wait_for(again.process.wait(), PATIENCE) == 0
-            lost = await dial.told("hub not connected", before + 1)
+            lost = await dial.logged("hub not connected", before + 1)
             assert "1012" in lost["reason"]
             assert lost["again_in"] <= 1.0

@@ -20,7 +20,7 @@ import pytest_asyncio
 from isthmus.library import ToolRequest, ToolService
 from tests.faults.watching import eventually
 from tests.hubs import NODES, TRUSTED, HubProcess, Raw, at_all_nodes, serving, write_config
-from tests.matrix.persons import PERSONS, Mouth, client_of
+from tests.matrix.answering_clients import BEHAVIOURS, Answerer, client_of
 from tests.peers import content
 from tests.peers.client_sdk2 import client_over_http
 from tests.peers.launch import command, quick_command
@@ -63,7 +63,7 @@ async def call(rest: httpx2.AsyncClient, name: str, **arguments: Any) -> Json:
 
 
 def text_of(result: Any) -> str:
-    """The text of a result, whoever gave it."""
+    """The text of a result of any server."""
     first = result["content"][0] if isinstance(result, dict) else result.content[0]
     return str(first["text"] if isinstance(first, dict) else first.text)
 
@@ -115,7 +115,7 @@ async def test_its_tools_are_listed_and_called_on_every_frontend(
         assert methods.count("initialize") == 1
 
 
-async def test_what_is_shown_of_it(hub: HubProcess, rest: httpx2.AsyncClient, agent: str) -> None:
+async def test_rest_shows_a_dial_in_server(hub: HubProcess, rest: httpx2.AsyncClient, agent: str) -> None:
     async with raw_server(hub.port, agent, manner=Manner("lamp", ("on", "off"))):
         shown = await stands(rest, f"{agent}_lamp", "ready")
         assert "dial-in" in shown.values()
@@ -166,21 +166,23 @@ async def test_a_server_of_the_official_sdk_behind_a_pipe_loses_nothing(
             await eventually(lambda: content.WATCHED_URI in ear.announced, "the update is heard")
 
 
-async def test_what_it_asks_is_asked_of_the_caller(hub: HubProcess, rest: httpx2.AsyncClient, agent: str) -> None:
+async def test_questions_of_a_dial_in_server_go_to_the_caller(
+    hub: HubProcess, rest: httpx2.AsyncClient, agent: str
+) -> None:
     async with pipe(hub.port, agent, command("asking_sdk1")), AsyncExitStack() as stack:
         name = f"{agent}_asking-sdk1"
         await stands(rest, name, "ready")
-        able, unable = Mouth(PERSONS["able"]), Mouth(PERSONS["unable"])
+        able, unable = Answerer(BEHAVIOURS["able"]), Answerer(BEHAVIOURS["unable"])
         for era in ("sdk2-legacy", "sdk2-modern"):
             client = await client_of(stack, hub.url_of(name), able, era)
-            told = await able.call(client, "test_input_required_result_elicitation", {})
-            assert told == {"text": "Hello, Ada!", "asked": [["elicitation/create", "What is your name?"]]}
-            told = await able.call(client, "test_input_required_result_list_roots", {})
-            assert told["asked"] == [["roots/list", ""]]
+            response = await able.call(client, "test_input_required_result_elicitation", {})
+            assert response == {"text": "Hello, Ada!", "asked": [["elicitation/create", "What is your name?"]]}
+            response = await able.call(client, "test_input_required_result_list_roots", {})
+            assert response["asked"] == [["roots/list", ""]]
         client = await client_of(stack, hub.url_of(name), unable, "sdk2-legacy")
-        told = await unable.call(client, "test_input_required_result_elicitation", {})
-        assert "error" in told
-        assert told["asked"] == []
+        response = await unable.call(client, "test_input_required_result_elicitation", {})
+        assert "error" in response
+        assert response["asked"] == []
 
 
 async def test_a_call_that_is_cancelled_is_cancelled_there(
@@ -191,8 +193,8 @@ async def test_a_call_that_is_cancelled_is_cancelled_there(
         with pytest.raises(httpx2.ReadTimeout):
             await rest.post(f"/v1/tools/{agent}_s1.hold", json={}, timeout=0.3)
         await server.until(lambda: "notifications/cancelled" in server.asked, "the call is cancelled")
-        told = next(each for each in server.messages if each.get("method") == "notifications/cancelled")
-        assert told["params"]["requestId"] == server.held[0]["id"]
+        received = next(each for each in server.messages if each.get("method") == "notifications/cancelled")
+        assert received["params"]["requestId"] == server.held[0]["id"]
 
 
 # -- here and away ---------------------------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ async def test_away_it_is_marked_and_back_it_works(hub: HubProcess, rest: httpx2
         assert text_of(await call(rest, f"{name}.echo", text="back")) == "back"
 
 
-async def test_a_connection_of_which_only_the_hubs_end_is_left_makes_place_for_its_server(
+async def test_a_half_open_connection_is_replaced_by_its_server(
     hub: HubProcess, rest: httpx2.AsyncClient, agent: str
 ) -> None:
     answers = {

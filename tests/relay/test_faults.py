@@ -1,4 +1,4 @@
-"""What the relay does when its peers, or the ways to them, fail: nobody else pays, and nothing is left behind."""
+"""The relay when its peers or connections fail: others are unaffected, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ async def strict(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stri
     }
     async with serving(folder, relay=relay) as hub:
         yield Strict(hub, folder)
-    told = "".join(hub.said)
-    assert "Traceback" not in told, told
-    assert python_token("a")[:20] not in told
+    received = "".join(hub.said)
+    assert "Traceback" not in received, received
+    assert python_token("a")[:20] not in received
 
 
 async def is_right(it: Device) -> bool:
@@ -185,9 +185,9 @@ async def test_a_device_that_reads_late_has_every_answer(strict: Strict) -> None
         while ids:
             opcode, answer = await reader.read_frame() or (None, b"")
             assert opcode == TEXT
-            told = json.loads(answer)
-            assert len(told["result"]["content"][0]["text"]) == 100_000
-            ids.remove(told["id"])
+            response = json.loads(answer)
+            assert len(response["result"]["content"][0]["text"]) == 100_000
+            ids.remove(response["id"])
 
 
 async def test_a_tool_on_which_devices_give_up_costs_no_other(strict: Strict) -> None:
@@ -288,9 +288,9 @@ async def test_a_device_that_leaves_takes_its_calls_along(strict: Strict) -> Non
             await it.ready()
             call = asyncio.ensure_future(it.call("hold", within=20))
             await server.holds()
-        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is told")
-        told = next(one["params"] for one in server.messages if one.get("method") == "notifications/cancelled")
-        assert told == {"requestId": server.held[0]["id"], "reason": "the device disconnected"}
+        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is cancelled")
+        received = next(one["params"] for one in server.messages if one.get("method") == "notifications/cancelled")
+        assert received == {"requestId": server.held[0]["id"], "reason": "the device disconnected"}
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
 

@@ -34,7 +34,7 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hub
 
 
 async def names_of(hub: HubProcess, agent: str) -> list[str]:
-    """What the servers of an agent are called, as whoever may see everything is told."""
+    """The names of an agent's servers, as shown to a caller that may see everything."""
     headers = {"Authorization": f"Bearer root-{SECRET}"}
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", headers=headers) as rest:
         found: list[dict[str, Any]] = (await rest.get("/v1/relay/servers", params={"agent": agent})).json()["servers"]

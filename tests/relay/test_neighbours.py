@@ -1,4 +1,4 @@
-"""One agent's calls while another agent's peers misbehave: they stay right and take no longer than without that.
+"""One agent's calls while another agent's peers misbehave: they stay correct and equally fast.
 
 Rounds of calls in quiet and in trouble take turns, so that what else the machine does is in both; the time for which
 the hub or this process was ready to run while another one ran is taken off. The bound is read off resampled rounds, of
@@ -131,7 +131,7 @@ class Maker:
         assert await self._ask(f"start {trouble} {agent}") == "begun"
 
     async def stop(self, least: int) -> None:
-        """Return once there was so much trouble altogether, and there is none any more."""
+        """Return once there was so much trouble altogether, and it has ended."""
         assert int(await self._ask(f"stop {least}")) >= least
 
     async def _ask(self, words: str) -> str:
@@ -172,15 +172,15 @@ class Kept(NamedTuple):
 
 
 async def kept(hub: HubProcess) -> Kept:
-    """How many sockets the relay and background tasks the hub has, as the health address tells."""
+    """How many sockets the relay and background tasks the hub has, as `/healthz` reports."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.port)
     writer.write(b"GET /mcp_endpoint/health?key=%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % KEY.encode())
     head = await reader.readuntil(b"\r\n\r\n")
     size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     document: Json = json.loads(await reader.readexactly(size))
     writer.transport.abort()
-    told = document["result"]
-    return Kept(told["connections"]["total_connections"], told["isthmus"]["tasks"])
+    received = document["result"]
+    return Kept(received["connections"]["total_connections"], received["isthmus"]["tasks"])
 
 
 async def start_reader(hub: HubProcess, agent: str) -> None:
@@ -203,7 +203,7 @@ async def start_reader(hub: HubProcess, agent: str) -> None:
 async def compare(
     hub: HubProcess, call: Callable[[], Awaitable[float]], maker: Maker, trouble: str, agent: str
 ) -> Comparison:
-    """Rounds in quiet and in trouble, until it is certain that the trouble is nobody else's."""
+    """Rounds in quiet and in trouble, until it is certain that the trouble does not affect others."""
     found = Comparison()
     usual = await kept(hub)
 

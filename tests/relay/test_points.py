@@ -1,4 +1,4 @@
-"""What the relay promises its clients, point by point: each as the unmodified program at the other end would see it."""
+"""The relay's promises to its clients, point by point, as the unmodified program at the other end sees them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REPLACED = Ending(1000, "新连接替换")
 
 
 async def statistics(hub: HubProcess) -> Json:
-    """What the health address tells."""
+    """The report of the health address."""
     async with httpx2.AsyncClient(timeout=20, verify=TRUSTED) as http:
         answer = await http.get(f"http://127.0.0.1:{hub.port}/mcp_endpoint/health", params={"key": KEY})
     connections: Json = answer.json()["result"]["connections"]
@@ -64,7 +64,7 @@ async def statistics(hub: HubProcess) -> Json:
 
 
 async def servers_of(hub: HubProcess, agent: str) -> Json:
-    """An agent's servers, as the health address tells."""
+    """An agent's servers, as the health address reports."""
     servers: Json = (await statistics(hub))["mcp_servers"].get(agent, {})
     return servers
 
@@ -75,7 +75,7 @@ async def has_servers(hub: HubProcess, agent: str, *ids: str) -> bool:
 
 
 async def devices_of(hub: HubProcess, agent: str) -> int:
-    """How many devices an agent has, as the health address tells."""
+    """How many devices an agent has, as the health address reports."""
     return int((await statistics(hub))["robot_connections_by_agent"].get(agent, 0))
 
 
@@ -132,7 +132,7 @@ async def test_a_server_that_changes_or_returns_is_listed_again(hub: HubProcess,
         async with raw_server(hub.port, agent, "s1", manner=Manner(tools=("newest",))):
             await eventually(lambda: lists(it, "newest"), "it is listed after its return")
             assert await it.call_unlisted("newest", {"text": "so"}) == "so"
-        await it.until(lambda: "notifications/tools/list_changed" in it.notified, "the device is told of changes")
+        await it.until(lambda: "notifications/tools/list_changed" in it.notified, "the device is notified of changes")
 
 
 async def lists(it: Wire, *names: str) -> bool:
@@ -194,7 +194,7 @@ async def answers_with(it: Device, text: str) -> bool:
         return False
 
 
-async def test_what_the_replaced_one_was_asked_ends_at_once(hub: HubProcess, agent: str) -> None:
+async def test_calls_of_a_replaced_server_end_at_once(hub: HubProcess, agent: str) -> None:
     async with (
         raw_server(hub.port, agent, "same", manner=Manner(tools=("hold",))) as old,
         device(hub.port, agent) as it,
@@ -224,8 +224,8 @@ async def test_initialize_and_lists_are_genuine_and_name_the_servers_that_answer
         assert welcome["protocolVersion"] == "2024-11-05"
         assert "tools" in welcome["capabilities"]
         assert isinstance(welcome["serverInfo"]["name"], str)
-        told = {one["server_id"]: one["serverInfo"]["name"] for one in welcome["responses"]}
-        assert told == {"s1": "first", "s2": "second"}
+        received = {one["server_id"]: one["serverInfo"]["name"] for one in welcome["responses"]}
+        assert received == {"s1": "first", "s2": "second"}
         assert (welcome["total_servers"], welcome["responded_servers"]) == (2, 2)
         assert [(tool["name"], tool["server_id"], tool.get("title")) for tool in listed["tools"]] == [
             ("one", "s1", "T"),
@@ -235,7 +235,7 @@ async def test_initialize_and_lists_are_genuine_and_name_the_servers_that_answer
         assert "nextCursor" not in listed
 
 
-async def test_the_manager_has_what_it_waits_for(hub: HubProcess, agent: str) -> None:
+async def test_the_manager_gets_the_tools_it_waits_for(hub: HubProcess, agent: str) -> None:
     async with raw_server(hub.port, agent, manner=Manner(tools=("one", "two"), is_terminated=True)):
         assert await manage(hub.port, agent) == ["one", "two"]
 
@@ -571,7 +571,7 @@ async def test_at_the_end_calls_are_finished_and_each_socket_is_closed_once(tmp_
             await server.holds()
             own.terminate()
             assert (await idle.ended()).code == 1012
-            assert "shutting down" in (await waiting)["error"]["data"]["details"]  # nobody can dial in any more
+            assert "shutting down" in (await waiting)["error"]["data"]["details"]  # new peers are refused
             assert (await patient.ended()).code == 1012
             assert (busy.is_open, server.is_open, call.done()) == (True, True, False)
             await server.release()
@@ -606,7 +606,7 @@ BAD_MESSAGES: list[tuple[str | bytes, int]] = [
 ]
 
 
-async def test_messages_that_are_none_are_answered_and_the_connection_lives(hub: HubProcess, agent: str) -> None:
+async def test_invalid_messages_are_answered_and_the_connection_stays_open(hub: HubProcess, agent: str) -> None:
     async with raw_server(hub.port, agent), device(hub.port, agent) as it:
         await it.ready()
         for message, code in BAD_MESSAGES:

@@ -1,4 +1,4 @@
-"""What is said of the relay holds as soon as the file says it, for whoever is connected already."""
+"""Settings of the relay take effect as soon as the file changes, for connected peers too."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ async def test_limits_hold_for_servers_that_dialled_in_before(tmp_path: Path) ->
         write_config(tmp_path, {}, relay={"key": KEY}, limits={"call_seconds": 0.2})
         hub.process.send_signal(signal.SIGHUP)
         await eventually(lambda: "configuration reloaded" in "".join(hub.said[before:]), "the table is taken")
-        told = (await rest.post("/v1/tools/kitchen_oven.hold", json={})).json()
-        assert told["detail"] == "Server kitchen_oven did not answer within 0.2 s"
+        response = (await rest.post("/v1/tools/kitchen_oven.hold", json={})).json()
+        assert response["detail"] == "Server kitchen_oven did not answer within 0.2 s"
 
 
 @pytest.mark.one_process("it changes the key in the state folder, which nodes with a database do not read")

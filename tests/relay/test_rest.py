@@ -1,4 +1,4 @@
-"""What REST shows of the relay of a hub that runs: who dialled in, their tools, and devices."""
+"""The relay over REST at a running hub: connected servers, their tools, and devices."""
 
 from __future__ import annotations
 
@@ -36,17 +36,21 @@ async def shown(hub: HubProcess, what: str, key: str = "", **query: str) -> Any:
 async def test_a_server_that_dials_in_is_shown_until_it_is_away_and_then_as_that(hub: HubProcess, agent: str) -> None:
     async with raw_server(hub.port, agent, "oven", manner=Manner(name="Oven", tools=("heat", "look"))):
         await eventually(partial(is_shown, hub, agent, "oven", "ready"), "the server is ready")
-        (told,) = (await shown(hub, "servers", agent=agent, tool="look"))["servers"]
-        assert (told["serverId"], told["name"], told["tools"]) == ("oven", f"{agent}_oven", ["heat", "look"])
-        assert told["client"].startswith("127.0.0.1" if NODES == 1 else ("127.0.0.1", "node "))
-        assert abs(told["since"] - time.time()) < 60
+        (received,) = (await shown(hub, "servers", agent=agent, tool="look"))["servers"]
+        assert (received["serverId"], received["name"], received["tools"]) == (
+            "oven",
+            f"{agent}_oven",
+            ["heat", "look"],
+        )
+        assert received["client"].startswith("127.0.0.1" if NODES == 1 else ("127.0.0.1", "node "))
+        assert abs(received["since"] - time.time()) < 60
         tools = (await shown(hub, "tools", agent=agent, server="oven"))["tools"]
         assert [tool["name"] for tool in tools] == [f"{agent}_oven.heat", f"{agent}_oven.look"]
         assert (await shown(hub, "servers", agent=agent, tool="bake"))["servers"] == []
 
     await eventually(partial(is_shown, hub, agent, "oven", "away"), "the server is away")
-    (told,) = (await shown(hub, f"agents/{agent}"))["servers"]
-    assert (told["state"], told["tools"], bool(told["reason"])) == ("away", ["heat", "look"], True)
+    (received,) = (await shown(hub, f"agents/{agent}"))["servers"]
+    assert (received["state"], received["tools"], bool(received["reason"])) == ("away", ["heat", "look"], True)
 
 
 async def test_a_server_that_is_away_is_forgotten_when_an_operator_says_so(hub: HubProcess, agent: str) -> None:
@@ -61,15 +65,15 @@ async def test_a_server_that_is_away_is_forgotten_when_an_operator_says_so(hub: 
                 assert (await http.delete(f"/v1/relay/servers/{agent}_old")).status_code == 409
         await eventually(partial(is_shown, hub, agent, "old", "away"), "the other is away")
         assert await forget(hub, agent) == (0, f"forgot {agent}_old\n")
-        assert [told["serverId"] for told in (await shown(hub, "servers", agent=agent))["servers"]] == ["oven"]
+        assert [received["serverId"] for received in (await shown(hub, "servers", agent=agent))["servers"]] == ["oven"]
         listed = (await it.ask("tools/list", id=7))["result"]
         assert [tool["name"] for tool in listed["tools"]] == ["heat"]
 
 
 async def is_shown(hub: HubProcess, agent: str, server_id: str, state: str) -> bool:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED) as http:
-        told = await at_all_nodes(http, "/v1/relay/servers", params={"agent": agent, "state": state})
-    return all(server_id in [server["serverId"] for server in each["servers"]] for each in told)
+        response = await at_all_nodes(http, "/v1/relay/servers", params={"agent": agent, "state": state})
+    return all(server_id in [server["serverId"] for server in each["servers"]] for each in response)
 
 
 async def forget(hub: HubProcess, *words: str) -> tuple[int | None, str]:
@@ -89,10 +93,10 @@ async def test_a_device_is_shown_while_it_is_connected(hub: HubProcess, agent: s
         async with device(hub.port, agent) as it:
             await it.ready()
             await it.call("echo", {"text": "hi"})
-            (told,) = (await shown(hub, "devices", agent=agent))["devices"]
-            assert (told["agent"], told["answered"] > 0) == (agent, True)
-            assert told["client"].startswith("127.0.0.1")
-            assert "XiaozhiMCPEndpointClient" in told["title"]
+            (received,) = (await shown(hub, "devices", agent=agent))["devices"]
+            assert (received["agent"], received["answered"] > 0) == (agent, True)
+            assert received["client"].startswith("127.0.0.1")
+            assert "XiaozhiMCPEndpointClient" in received["title"]
             await it.say({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "hold"}})
             await server.holds()
             (counted,) = (await shown(hub, "agents", agent=agent))["agents"]
@@ -127,8 +131,8 @@ async def test_callers_see_their_own_agent_without_addresses(
             return len((await shown(hub, "servers", OPERATOR_KEY, state="ready"))["servers"]) == 2
 
         await eventually(are_ready, "both are ready")
-        (told,) = (await shown(hub, "servers", PLANNER_KEY))["servers"]
-        assert (told["name"], told["client"]) == ("kitchen_oven", None)
+        (received,) = (await shown(hub, "servers", PLANNER_KEY))["servers"]
+        assert (received["name"], received["client"]) == ("kitchen_oven", None)
         assert (await shown(hub, "devices", PLANNER_KEY))["devices"] == []
         assert [entry["agent"] for entry in (await shown(hub, "agents", OPERATOR_KEY))["agents"]] == [
             "cellar",
@@ -138,5 +142,5 @@ async def test_callers_see_their_own_agent_without_addresses(
             assert (await http.get("/v1/relay/agents")).status_code == 401
             refused = await http.delete("/v1/relay/servers/cellar_rack", headers={"x-api-key": ALL_KEY})
             assert (refused.status_code, refused.json()["reason"]) == (403, "forbidden")
-        assert {told["client"] for told in (await shown(hub, "servers", ALL_KEY))["servers"]} == {None}
+        assert {received["client"] for received in (await shown(hub, "servers", ALL_KEY))["servers"]} == {None}
         assert (await shown(hub, "devices", ALL_KEY))["devices"][0]["client"] is None

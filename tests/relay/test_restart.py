@@ -77,8 +77,8 @@ async def test_tasks_that_were_not_sent_outlast_the_hub_and_run_once(tmp_path: P
     async with ending("killed", config) as hub, Agent(hub) as agent, Caller(hub, 0) as caller:
         assert await agent.state(first) == "TASK_STATE_SUBMITTED"
         async with raw_server(hub.port, "robot", "arm") as server:
-            told: Any = await caller.ask("tasks/result", {"taskId": second})
-            assert told["result"]["content"][0]["text"] == "second"
+            response: Any = await caller.ask("tasks/result", {"taskId": second})
+            assert response["result"]["content"][0]["text"] == "second"
             await eventually(lambda: has_completed(agent, third), "the third has completed")
             assert await agent.state(first) == "TASK_STATE_COMPLETED"
             begun = ["first", "second", "third", *(["fourth"] if how == "terminated" else [])]

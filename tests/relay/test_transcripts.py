@@ -1,4 +1,4 @@
-"""Real clients by what they were heard to say to the original relay: it is said again, byte for byte.
+"""Recorded messages of real clients to the original relay are sent again, byte for byte.
 
 `device_and_pipe` is the xiaozhi server's client beside `mcp_pipe.py` with its calculator, `two_pipes` the same with two
 servers in the pipe's file, `child_crash` one whose child dies, twice. Of every line only the token is put in, and the
@@ -76,7 +76,7 @@ class RecordedPipe(Wire):
         super().__init__(socket)
         self._welcome, self._listing, *self._results = said
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         message = json.loads(frame)
         if "id" in message and "method" in message:
             await self._answer(message["method"], json.dumps(message["id"]))
@@ -124,8 +124,8 @@ async def is_shown(it: Device, *names: str) -> bool:
 
 async def is_ready_everywhere(hub: HubProcess, agent: str) -> bool:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED) as http:
-        told = await at_all_nodes(http, "/v1/relay/servers", params={"agent": agent, "state": "ready"})
-    return all(each["servers"] for each in told)
+        response = await at_all_nodes(http, "/v1/relay/servers", params={"agent": agent, "state": "ready"})
+    return all(each["servers"] for each in response)
 
 
 async def test_a_device_and_a_pipe(hub: HubProcess, agent: str) -> None:
@@ -196,7 +196,7 @@ async def test_a_child_that_crashes_and_comes_back(hub: HubProcess, agent: str) 
         answer = '{"jsonrpc":"2.0","id":"ID","result":{"content":[{"type":"text","text":"4"}],"isError":false}}\n'
         after = await stack.enter_async_context(recorded.pipe(3, [*recorded.said(3), answer]))
         await eventually(lambda: is_shown(device, "calculator"), "it is listed again")
-        # The original did not know the tool any more, though the server was there.
+        # The original had forgotten the tool, though the server was there.
         assert (await device.say_call(2))["result"]["content"] == [{"type": "text", "text": "4"}]
 
         late = await stack.enter_async_context(recorded.device(4))

@@ -1,4 +1,4 @@
-"""Makes trouble at a hub, in a process of its own: what that costs its maker must not be in what others measure.
+"""Misbehaves at a hub from a process of its own, so that its cost does not distort the measurements.
 
 `python -m tests.relay.troublemaker PORT` takes lines: `start NAME AGENT` makes that trouble in the agent's name and
 answers `begun` once it has, `stop LEAST` goes on until so much was made altogether and answers how much that was.

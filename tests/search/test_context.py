@@ -1,4 +1,4 @@
-"""What a model pays before its first word: the table of the documentation, for its smallest hub."""
+"""The tokens that a model pays before its first word: the table of the documentation, for its smallest hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`expose = "search"`: lists have two tools of the hub, and what the caller's view has can be called, nothing else."""
+"""`expose = "search"`: lists have two tools of the hub, and exactly the caller's own view can be called."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_set_wins_over_the_hub_and_a_caller_over_its_set(hub: HubProcess
     assert "combined" in await listed(hub, "/mcp/found", who="whole")
 
 
-async def test_access_says_what_a_callers_lists_have(hub: HubProcess, folder: Path) -> None:
+async def test_access_reports_the_content_of_a_callers_lists(hub: HubProcess, folder: Path) -> None:
     _, out, _ = await command_line(folder, "access", "narrow")
     assert 'its lists have tools of the hub that find and call those below (expose = "search")' in out
     assert "one.search" in out
@@ -143,7 +143,7 @@ async def test_a_mistake_in_expose_is_a_finding(tmp_path: Path) -> None:
     assert "sets.dev.expose must be one of all, search, code, not 'few'" in out + complained
 
 
-async def test_a_reload_changes_what_is_listed_and_notifies(tmp_path: Path) -> None:
+async def test_a_reload_changes_lists_and_notifies(tmp_path: Path) -> None:
     listener = Listener()
     async with (
         serving(tmp_path, {"one": SERVERS["one"]}, limits=PATIENT) as running,
@@ -183,7 +183,9 @@ async def test_call_tool_calls_the_tool_that_it_names(hub: HubProcess) -> None:
     ],
     ids=str,
 )
-async def test_call_tool_refuses_what_names_no_other_tool(hub: HubProcess, arguments: dict[str, Any]) -> None:
+async def test_call_tool_refuses_arguments_without_another_tools_name(
+    hub: HubProcess, arguments: dict[str, Any]
+) -> None:
     async with at(hub) as raw:
         refused = await raw.call("call_tool", arguments)
         assert refused["error"]["data"] == {"reason": "bad_arguments", "executed": "no"}
@@ -300,7 +302,7 @@ async def test_fastmcp_searches_and_calls_in_both_eras(hub: HubProcess, mode: Mo
         assert called.structured_content == {"query": "q"}
 
 
-async def test_a_legacy_session_is_notified_and_lists_what_it_found(hub: HubProcess) -> None:
+async def test_a_legacy_session_is_notified_and_lists_found_tools(hub: HubProcess) -> None:
     listener = Listener()
     async with (
         client_over_http(hub.url, mode="legacy", headers=key_of("plain"), listener=listener) as client,
@@ -315,7 +317,7 @@ async def test_a_legacy_session_is_notified_and_lists_what_it_found(hub: HubProc
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_stdio_searches_and_lists_what_a_legacy_session_found(tmp_path: Path, mode: Mode) -> None:
+async def test_stdio_searches_and_lists_found_tools_in_a_legacy_session(tmp_path: Path, mode: Mode) -> None:
     config = write_config(tmp_path, {"one": SERVERS["one"]}, limits=PATIENT, hub={"expose": "search"})
     listener = Listener()
     words = quick_isthmus("stdio", "--config", str(config))
@@ -437,7 +439,7 @@ async def test_the_library_lists_searches_and_calls(tmp_path: Path) -> None:
         assert (await service.execute_tool(ToolRequest("search", parameters={"query": "q"}))).data == {"query": "q"}
 
 
-async def test_a_user_of_the_library_finds_and_calls_what_it_may_use(tmp_path: Path) -> None:
+async def test_a_user_of_the_library_finds_and_calls_permitted_tools(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"one": SERVERS["one"]}, hub={"expose": "search"})
     restricted = UserPermissions(permissions=["one.*"], restrictions={"tools": ["create_issue"]})
     user = UserContext(user_id="ann", permissions=restricted)

@@ -45,7 +45,7 @@ CALLERS = 6
 LEDGER = "ledger"
 """What ran, as the server has it."""
 TOLD = "told"
-"""What callers were told to have ended."""
+"""The calls whose end the callers received."""
 BESIDE = "-beside"
 """What both files of the hub are called by that is beside the other."""
 
@@ -82,12 +82,12 @@ class Bank:
 
 
 class Waiting:
-    """A caller, or somebody who follows a task: notes what it is told."""
+    """A caller, or a follower of a task: records what it receives."""
 
-    def __init__(self, nonce: str, told: Line) -> None:
+    def __init__(self, nonce: str, received: Line) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._nonce = nonce
-        self._told = told
+        self._told = received
 
     def emit(self, event: Event) -> None: ...
 
@@ -113,7 +113,7 @@ def nonce_of(call: Call) -> str:
 
 
 async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
-    """Call until killed: some calls as they are, some as tasks. Whoever waits for `begun` is told of the first end."""
+    """Call until killed: some calls as they are, some as tasks. `begun` is printed after the first end."""
     chance = random.Random(f"{seed}{beside}")
     configuration = Configuration(None, HubSettings(state=str(folder), audit="strict"))
     journal: ClosableJournal = MemoryJournal() if beside else await open_journal(configuration)
@@ -125,13 +125,13 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
     tools = (Tool.of(SERVER, FeatureName("pay"), {}),)
     hub.open_server_queue(server_queue, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
     engine = TaskEngine(hub, journal, time.time)
-    told = Line(folder / f"{TOLD}{beside}")
+    received = Line(folder / f"{TOLD}{beside}")
 
     async def call_on(number: int) -> None:
         for count in range(1_000_000):
             nonce = f"{seed}-{number}-{count}"
             call = Call(CALLER, EVERYTHING, "bank.pay", msgspec.Raw(msgspec.json.encode({"nonce": nonce})))
-            waiting = Waiting(nonce, told)
+            waiting = Waiting(nonce, received)
             if number % 2:
                 lasting = msgspec.structs.replace(call, lasts=True)
                 await engine.begin(NewTask(CALLER, nonce, nonce, (), call=lasting, listeners=(waiting,)))
@@ -149,9 +149,9 @@ def main() -> None:
     logs.configure("error", "json")
     for line in sys.stdin:
         folder, seed, seconds = line.split()
-        begun, told = os.pipe()
-        children = [forked(Path(folder), int(seed), beside, told) for beside in ("", BESIDE)]
-        os.close(told)
+        begun, received = os.pipe()
+        children = [forked(Path(folder), int(seed), beside, received) for beside in ("", BESIDE)]
+        os.close(received)
         for _ in children if int(seed) % 4 else ():
             os.read(begun, 1)
         time.sleep(float(seconds))

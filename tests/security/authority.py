@@ -1,4 +1,4 @@
-"""An authorization server for tests, and an MCP server that lets nobody in without a token of its.
+"""An authorization server for tests, and an MCP server that accepts only its tokens.
 
 Both are real listeners in the test's own loop. `Authority` writes down every form that it is sent, and gives tokens as
 a test wants it to; `visit` is the person with a browser.
@@ -132,11 +132,11 @@ class Authority:
     def _token(self, form: dict[str, str]) -> bytes:
         self.forms.append(form)
         if self.refusals:
-            status, told = self.refusals.pop(0)
-            return reply(told, status=status)
+            status, received = self.refusals.pop(0)
+            return reply(received, status=status)
         if form["grant_type"] in self.refused_grants:
-            status, told = self.refused_grants[form["grant_type"]]
-            return reply(told, status=status)
+            status, received = self.refused_grants[form["grant_type"]]
+            return reply(received, status=status)
         if form["grant_type"] == "authorization_code" and not self._is_bound(form):
             return reply({"error": "invalid_grant"}, status=400)
         number = next(self._numbers)
@@ -177,16 +177,16 @@ class Protected(Scripted):
     def url(self) -> str:
         return str(self.entry["url"])
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         origin = self.url.removesuffix("/mcp")
-        if heard.path.startswith("/.well-known/oauth-protected-resource"):
+        if request.path.startswith("/.well-known/oauth-protected-resource"):
             usual = {"resource": self.url, "authorization_servers": [self.authority.url]}
             out.write(reply({**usual, **self.resource}))
             return
-        token = heard.headers.get("authorization", [""])[0]
+        token = request.headers.get("authorization", [""])[0]
         self.shown.append(token)
         if token.removeprefix("Bearer ") in self.authority.good and token.startswith("Bearer "):
-            await super().on(heard, out)
+            await super().on(request, out)
             return
         self.turned_away += 1
         place = f'Bearer resource_metadata="{origin}/.well-known/oauth-protected-resource/mcp"'
@@ -244,11 +244,11 @@ class BindingAuthority(Authority):
             self.forms.append(form)
             return reply({"error": "use_dpop_nonce"}, status=400, headers={"dpop-nonce": self.nonce})
         answer = super()._token(form)
-        told = json.loads(answer.partition(b"\r\n\r\n")[2])
-        if "access_token" not in told:
+        response = json.loads(answer.partition(b"\r\n\r\n")[2])
+        if "access_token" not in response:
             return answer
-        self.keys[told["access_token"]] = proof.thumbprint
-        return reply({**told, "token_type": "DPoP"})
+        self.keys[response["access_token"]] = proof.thumbprint
+        return reply({**response, "token_type": "DPoP"})
 
 
 class BoundServer(Protected):
@@ -265,25 +265,25 @@ class BoundServer(Protected):
         self.ran: list[str] = []
         """The methods of all requests that it did not refuse."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        scheme, _, token = heard.headers.get("authorization", [""])[0].partition(" ")
-        if heard.path.startswith("/.well-known/") or scheme != "DPoP" or token not in self.authority.good:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        scheme, _, token = request.headers.get("authorization", [""])[0].partition(" ")
+        if request.path.startswith("/.well-known/") or scheme != "DPoP" or token not in self.authority.good:
             self.challenge = 'DPoP algs="ES256"'
-            await super().on(heard, out)
+            await super().on(request, out)
             return
         self.shown.append(f"{scheme} {token}")
-        (given,) = heard.headers["dpop"]
-        proof = checked(given, heard.verb, self.url.removesuffix("/mcp") + heard.path, token)
+        (given,) = request.headers["dpop"]
+        proof = checked(given, request.verb, self.url.removesuffix("/mcp") + request.path, token)
         assert proof.thumbprint == self.binding.keys[token]
         assert proof.claims["jti"] not in {each.claims["jti"] for each in self.proofs}
         self.proofs.append(proof)
-        is_asked = self.nonce and self.wants_for in ("", heard.method)
+        is_asked = self.nonce and self.wants_for in ("", request.method)
         if is_asked and (proof.claims.get("nonce") != self.nonce or not self.is_content):
             words = {"www-authenticate": 'DPoP error="use_dpop_nonce"', "dpop-nonce": self.nonce}
             out.write(reply({"error": "use_dpop_nonce"}, status=401, headers=words))
             return
-        self.ran.append(heard.method)
-        await Scripted.on(self, heard, out)
+        self.ran.append(request.method)
+        await Scripted.on(self, request, out)
 
 
 def entry_of(server: Protected, **oauth: Any) -> dict[str, Any]:

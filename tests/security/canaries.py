@@ -1,4 +1,4 @@
-"""Secrets that are looked for afterwards: one for each place that a secret can be in, and what finds them again."""
+"""Secrets to look for afterwards: one for each place that can hold a secret, and a search for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Canaries:
         return len(self._by_place)
 
     def watch(self, place: str, secret: str) -> str:
-        """Look for one that somebody else made; what it begins with may be known to everybody."""
+        """Look for a secret made elsewhere; its prefix may be public."""
         self._by_place[place] = secret
         self._cores[place] = secret[-24:]
         return secret

@@ -1,4 +1,4 @@
-"""Every way into a hub by HTTP: one request for each that a caller with a key would make, and what answers it.
+"""Every HTTP endpoint of a hub: one valid request for each, and its answer.
 
 The list is held against the frontends' own paths, so that a way in without a row here fails a test.
 """
@@ -175,7 +175,7 @@ CLOSED = {
 }
 
 NO_ENDPOINTS = {
-    "/oauth/authorize": "it says where tokens are to be had, whoever asks",
+    "/oauth/authorize": "it names the token endpoint to every client",
     "/call": "a part of the relay's paths",
     "/health": "the same",
     "/server-card": "the end of the path of a card",

@@ -1,4 +1,4 @@
-"""Every way to call a tool, as one function each, and what is listed there; an answer without what is chance in it."""
+"""Every way to call a tool, as one function each, with the names listed there and answers without random parts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _CHANCE = re.compile(
 _MEANT = re.compile(r"; did you mean (.*?)\?")
 
 
-def told(reply: Reply, *names: str) -> VisibleReply:
+def visible_reply(reply: Reply, *names: str) -> VisibleReply:
     text = reply.body.decode()
     # What was meant instead is guessed from the caller's own list and from what it wrote, and is as long as that.
     told_apart = ("date", "content-length") if _MEANT.search(text) else ("date",)
@@ -155,7 +155,7 @@ def names_in(reply: Reply, member: str = "tools", key: str = "name") -> set[str]
 async def modern_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     body = modern("tools/call", {"name": name, "arguments": {}})
-    return told(await connection.post(body, headers=modern_headers("tools/call", name)), name)
+    return visible_reply(await connection.post(body, headers=modern_headers("tools/call", name)), name)
 
 
 async def modern_list(connection: CallerConnection) -> set[str]:
@@ -164,7 +164,7 @@ async def modern_list(connection: CallerConnection) -> set[str]:
 
 async def legacy_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
-    return told(await connection.post(legacy("tools/call", {"name": name, "arguments": {}})), name)
+    return visible_reply(await connection.post(legacy("tools/call", {"name": name, "arguments": {}})), name)
 
 
 async def legacy_list(connection: CallerConnection) -> set[str]:
@@ -173,7 +173,7 @@ async def legacy_list(connection: CallerConnection) -> set[str]:
 
 async def own_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     body = legacy("tools/call", {"name": tool, "arguments": {}})
-    return told(await connection.post(body, path=f"/mcp/{server}"), f"{server}.{tool}", tool)
+    return visible_reply(await connection.post(body, path=f"/mcp/{server}"), f"{server}.{tool}", tool)
 
 
 async def own_list(connection: CallerConnection) -> set[str]:
@@ -187,7 +187,7 @@ async def own_list(connection: CallerConnection) -> set[str]:
 async def session_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     reply = await connection.post(legacy("tools/call", {"name": name, "arguments": {}}), headers=connection.session)
-    return told(reply, name)
+    return visible_reply(reply, name)
 
 
 async def session_list(connection: CallerConnection) -> set[str]:
@@ -201,9 +201,9 @@ async def task_call(connection: CallerConnection, server: str, tool: str) -> Vis
     reply = await connection.post(body, headers=connection.session)
     made = reply.json.get("result", {}).get("task")
     if made is None:
-        return told(reply, name)
+        return visible_reply(reply, name)
     asked = legacy("tasks/result", {"taskId": made["taskId"]})
-    return told(await connection.post(asked, headers=connection.session), name)
+    return visible_reply(await connection.post(asked, headers=connection.session), name)
 
 
 async def sse_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
@@ -223,7 +223,7 @@ async def sse_list(connection: CallerConnection) -> set[str]:
 
 async def rest_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
-    return told(await connection.post({}, path=f"/v1/tools/{name}"), name)
+    return visible_reply(await connection.post({}, path=f"/v1/tools/{name}"), name)
 
 
 async def rest_list(connection: CallerConnection) -> set[str]:
@@ -272,7 +272,7 @@ def a2a(form: str) -> Calling:
         }
         message = {"messageId": connection.id, "role": "ROLE_USER", **forms[form]}
         reply = await connection.post(legacy("SendMessage", {"message": message}), path="/a2a", headers=V1)
-        return told(reply, name, *([server, tool] if form in ("execute", "command") else []))
+        return visible_reply(reply, name, *([server, tool] if form in ("execute", "command") else []))
 
     return run
 
@@ -280,7 +280,7 @@ def a2a(form: str) -> Calling:
 async def a2a_plain(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     message = {"messageId": connection.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
-    return told(await connection.post({"message": message}, path="/a2a/rest/message:send", headers=V1), name)
+    return visible_reply(await connection.post({"message": message}, path="/a2a/rest/message:send", headers=V1), name)
 
 
 async def a2a_0_3(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
@@ -288,13 +288,13 @@ async def a2a_0_3(connection: CallerConnection, server: str, tool: str) -> Visib
     part = {"kind": "data", "data": {"tool": name, "arguments": {}}}
     message = {"kind": "message", "messageId": connection.id, "role": "user", "parts": [part]}
     body = legacy("message/send", {"message": message, "configuration": {"blocking": True}})
-    return told(await connection.post(body, path="/a2a"), name)
+    return visible_reply(await connection.post(body, path="/a2a"), name)
 
 
 async def a2a_0_1(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     message = {"role": "user", "parts": [{"type": "data", "data": {"tool": name, "arguments": {}}}]}
-    return told(
+    return visible_reply(
         await connection.post(legacy("tasks/send", {"id": connection.id, "message": message}), path="/a2a"), name
     )
 
@@ -312,7 +312,7 @@ async def agentvault(connection: CallerConnection, server: str, tool: str) -> Vi
         return reply.json["result"]["state"] in ("COMPLETED", "FAILED")
 
     await until(is_done)
-    return told(reply, name)
+    return visible_reply(reply, name)
 
 
 async def by_grpc(connection: CallerConnection, server: str, tool: str) -> VisibleReply:

@@ -1,4 +1,4 @@
-"""A hub in front of a server that lists what a test wants it to, and what its callers see of it."""
+"""A hub in front of a server whose list a test changes, and the lists of its callers."""
 
 from __future__ import annotations
 

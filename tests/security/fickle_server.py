@@ -1,4 +1,4 @@
-"""A server over stdio that lists whatever is in a file just then: `python fickle_server.py FILE`.
+"""A server over stdio that lists the current content of a file: `python fickle_server.py FILE`.
 
 The file holds `tools`, perhaps `asked` (what is listed to clients that can be asked something instead), `prompts`,
 `resources` and `instructions`. Calling `announce` has it say that its list has changed; every other call returns its

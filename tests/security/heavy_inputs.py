@@ -1,4 +1,4 @@
-"""The kinds of legal input of T71: each way in, and each kind of server, with each shape of what is sent through it.
+"""The kinds of legal input of T71: each frontend, and each kind of server, with each shape of payload.
 
 `open_field` starts a hub with a server of every kind, a device, a server that dialled in and a channel of gRPC. `KINDS`
 names what is driven through it. `tests/security/test_T71_held_loop.py` drives each once, and for long in a soak.
@@ -66,7 +66,7 @@ class Dialled(Wire):
         self.heavy = Heavy()
         self.is_listed = asyncio.Event()
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """Answer."""
         self.frames.clear()
         message = json.loads(frame)
@@ -86,7 +86,7 @@ class Caller(Wire):
         super().__init__(socket)
         self.waiting: dict[int, asyncio.Future[int]] = {}
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """Note the length of an answer."""
         self.frames.clear()
         head = frame[:200] if isinstance(frame, str) else frame[:200].decode()
@@ -160,7 +160,7 @@ class Field:
 
     hub: HubProcess
     http: httpx2.AsyncClient
-    innocent: httpx2.AsyncClient
+    paced_caller: httpx2.AsyncClient
     device: Caller
     dialled: Dialled
     channel: Any
@@ -194,7 +194,7 @@ class Field:
 
     async def loop_figures(self) -> dict[str, Any]:
         """What the hub knows of its event loop."""
-        answer = await self.innocent.get(f"{self.origin}/v1/hub")
+        answer = await self.paced_caller.get(f"{self.origin}/v1/hub")
         figures: dict[str, Any] = json.loads(answer.content)["event_loop"]
         return figures
 
@@ -205,12 +205,12 @@ class Field:
         return {bound: count + beside.get(bound, 0) for bound, count in figures.items()}
 
     async def echo(self) -> None:
-        """The innocent caller's call."""
+        """The paced caller's call."""
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
         params = {"name": "builtin.echo", "arguments": {"text": "hi"}, "_meta": META}
         headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "builtin.echo"}
         both = {"content-type": "application/json", "accept": "application/json, text/event-stream", **headers}
-        answer = await self.innocent.post(
+        answer = await self.paced_caller.post(
             self.hub.url, content=json.dumps({**body, "params": params}).encode(), headers=both
         )
         assert answer.json()["result"]["content"][0]["text"] == "hi", answer.text[:300]
@@ -229,7 +229,7 @@ class Field:
 
     async def is_well(self) -> None:
         """The probe's question."""
-        answer = await self.innocent.get(f"{self.origin}/healthz")
+        answer = await self.paced_caller.get(f"{self.origin}/healthz")
         assert answer.status_code == 200, answer.text
 
 
@@ -317,7 +317,7 @@ async def open_field(
 
 
 async def _furnished(hub: HubProcess, stack: AsyncExitStack, peer: int) -> Field:
-    http, innocent = [
+    http, paced_caller = [
         await stack.enter_async_context(
             httpx2.AsyncClient(timeout=SECONDS, verify=TRUSTED, limits=httpx2.Limits(max_connections=200))
         )
@@ -335,7 +335,7 @@ async def _furnished(hub: HubProcess, stack: AsyncExitStack, peer: int) -> Field
     channel = await stack.enter_async_context(
         grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", 64 << 20)])
     )
-    made = Field(hub, http, innocent, device, dialled, channel, stack, peer)
+    made = Field(hub, http, paced_caller, device, dialled, channel, stack, peer)
     await device.ask_text(1, _rpc(1, "initialize", json.dumps(_HELLO)))
     made.stream = EventStream(made)
     reading = asyncio.create_task(made.stream.read())
@@ -903,11 +903,11 @@ HELD = "0.05"
 """The bound in the hub's own histogram: how often the loop was busy for over so many seconds."""
 
 BEAT_SECONDS = 0.005 if IS_SOAK else 0.02
-"""The innocent caller's own pace. Only `make soak` looks at how long it waits, so there it calls more often."""
+"""The paced caller's own pace. Only `make soak` looks at how long it waits, so there it calls more often."""
 
 
 async def driven(field: Field, kind: Kind) -> list[float]:
-    """Drive a kind, and return how long each call of the innocent caller took meanwhile."""
+    """Drive a kind, and return how long each call of the paced caller took meanwhile."""
     driving, waits = asyncio.ensure_future(kind.drive(field)), [await timed(field)]
     while not driving.done():
         await asyncio.sleep(BEAT_SECONDS)
@@ -917,7 +917,7 @@ async def driven(field: Field, kind: Kind) -> list[float]:
 
 
 async def timed(field: Field) -> float:
-    """How long a call of the innocent caller takes; the probe asks afterwards."""
+    """How long a call of the paced caller takes; the probe asks afterwards."""
     begun = time.perf_counter()
     await field.echo()
     waited = time.perf_counter() - begun

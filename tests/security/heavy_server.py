@@ -1,4 +1,4 @@
-"""A server that answers with whatever is heavy, over every carrier: `heavy_server.py stdio` or `heavy_server.py net`.
+"""A server with heavy answers over every transport: `heavy_server.py stdio` or `heavy_server.py net`.
 
 The tool `give(shape, size)` answers with a shape of `heavy_shapes`, `blocks` with many blocks of content, `flood(kind,
 count)` sends notifications first, and `relist(what, count, size)` changes a list and says so. Over the network it is

@@ -1,4 +1,4 @@
-"""Legal JSON that is heavy in many ways: what callers send and servers answer in T71.
+"""Legal JSON that is heavy in many ways, for callers and servers in T71.
 
 Every shape is a function from a size in bytes to the text of one JSON value of about that size. Both the test and
 `heavy_server`, which runs as a process of its own, use it, so it imports nothing of the tests.

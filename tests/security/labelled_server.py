@@ -1,4 +1,4 @@
-"""A server over standard streams that offers one of everything, twice, and says of half of it that it is harmless.
+"""A server over standard streams with two of everything; it labels one of each as harmless.
 
 Every call is answered with its own name, so that a test knows what ran; one that is told to `die` notes in that file
 that it ran, and takes the server with it. Its argument is what it calls itself.

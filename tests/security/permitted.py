@@ -1,4 +1,4 @@
-"""Callers with every kind of permission, and what each may reach: the rules as they are documented, a second time."""
+"""Callers with every kind of permission, and their access: a second implementation of the documented rules."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ TEMPLATES = [each for server in SERVERS for each in features("uriTemplate", labe
 
 
 def is_hinted(hint: str, feature: Feature, *, is_denial: bool) -> bool:
-    """Whether a hint holds: what only the server says lets nobody in, and lets nobody off."""
-    told = feature.hints
+    """Whether a hint applies: an untrusted server's hint grants nothing, and exempts from no denial."""
+    received = feature.hints
     is_so = {
-        "read-only": told.get("readOnlyHint", False),
-        "destructive": told.get("destructiveHint", True) and not told.get("readOnlyHint", False),
-        "open-world": told.get("openWorldHint", True),
+        "read-only": received.get("readOnlyHint", False),
+        "destructive": received.get("destructiveHint", True) and not received.get("readOnlyHint", False),
+        "open-world": received.get("openWorldHint", True),
     }[hint]
     if not feature.is_tool:
         return False

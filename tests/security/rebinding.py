@@ -1,4 +1,4 @@
-"""A name server's double: knows the names that a test gives it, with another answer each time, and asks nobody.
+"""A double of a name server: it gives another answer each time, and sends no queries.
 
 Addresses in digits, however oddly they are spelt, are read as the system reads them. It stands in at the resolver's
 port of the egress guard, or in the place of `socket.getaddrinfo` in a process of its own.

@@ -1,4 +1,4 @@
-"""A server that answers calls late and out of order, each with the word that it was given.
+"""A server that answers calls late and out of order, each with its own word.
 
 `stdio` speaks on standard streams; `listen` on a WebSocket, whose port it prints; `dial URL` goes to a hub and is its
 server from there. Most answers come at once but behind those of later calls; some take up to half a second.
@@ -37,7 +37,7 @@ class Shuffling:
         if method is None or "id" not in message:
             return
         if method != "tools/call":
-            self._write(_encoded(message["id"], _told(method, message.get("params") or {})))
+            self._write(_encoded(message["id"], _result_for(method, message.get("params") or {})))
             return
         said = message["params"]["arguments"]["text"]
         answer = _encoded(message["id"], {"content": [{"type": "text", "text": said}]})
@@ -59,7 +59,7 @@ def _encoded(id: Any, result: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "result": result})
 
 
-def _told(method: str, params: dict[str, Any]) -> dict[str, Any]:
+def _result_for(method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "initialize":
         me = {"name": "shuffling", "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": me}

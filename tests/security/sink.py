@@ -1,4 +1,4 @@
-"""Ears that must hear nothing: a listener on every kind of local address, and a record of whom this process dials.
+"""Listeners that must receive nothing, on every kind of local address, and a record of this process's connections.
 
 `Sink` is the deny-all sink of the threat table: one port on 127.0.0.1, on ::1 and on an address of this machine that
 others can reach, where there is one. `dialled` is stronger: it sees every address that is connected to before a packet
@@ -27,7 +27,7 @@ _has_hook = False
 
 
 class Sink:
-    """Listens where nobody may come; `heard` are those who did."""
+    """Listens where no process may connect; `connections` returns those that did."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
@@ -61,13 +61,13 @@ class Sink:
 
     def __exit__(self, *_: object) -> None:
         try:
-            assert self.heard() == [], "somebody connected to the sink"
+            assert self.connections() == [], "a process connected to the sink"
         finally:
             for listener in self._sockets:
                 listener.close()
 
-    def heard(self) -> list[str]:
-        """Who connected since the last time; the kernel has accepted them already, whoever looks when."""
+    def connections(self) -> list[str]:
+        """The peers that connected since the last look; the kernel accepts them by itself."""
         found = []
         for listener in self._sockets:
             while True:

@@ -4,13 +4,13 @@
 
 - `longest`: the most processor time of one turn of the hub's event loop (`measured_hub`),
 - `>1 ms`, `>5 ms`, `>20 ms`: the share of the time that passed that the loop spent in turns longer than that,
-- `p50`, `p99`: how long an innocent caller, which calls every 5 ms, waited for the hub,
+- `p50`, `p99`: how long a paced caller, which calls every 5 ms, waited for the hub,
 - `net`: the p99 without the time in which the hub's thread was ready and the machine ran another process,
 - `control`: the p99 of the same calls to a process that is not the hub, at the same time: the share of the machine,
 - `net/quiet`: `net` beside its value while nothing else happens.
 
 It fails if a class held the loop for over 50 ms. Attackers sit on other machines: the driver and the servers that it
-drives run with a lower priority than the hub and the innocent caller, and take little time from them.
+drives run with a lower priority than the hub and the paced caller, and take little time from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECONDS = 120.0
 QUIET_SECONDS = 5.0
 LOWEST_PRIORITY = 19
 SHOWN_BOUNDS = ("0.001", "0.005", "0.02")
-INNOCENT = str(Path(__file__).with_name("innocent.py"))
+PACED_CALLER = str(Path(__file__).with_name("paced_caller.py"))
 HEADING = (
     f"{'class':<22}{'longest':>10}{'>1 ms':>8}{'>5 ms':>8}{'>20 ms':>8}"
     f"{'p50':>9}{'p99':>9}{'net':>9}{'control':>9}{'net/quiet':>11}{'calls':>8}{'inputs':>8}"
@@ -44,7 +44,7 @@ HEADING = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What one class of input did to the loop and to the innocent caller."""
+    """What one class of input did to the loop and to the paced caller."""
 
     name: str
     seconds: float
@@ -87,8 +87,8 @@ def p99(waits: Sequence[float]) -> float:
     return sorted(waits)[int(len(waits) * 0.99)]
 
 
-class Innocent:
-    """The innocent caller, in a process of its own: what drives the hub is busy itself."""
+class PacedCaller:
+    """The paced caller, in a process of its own: what drives the hub is busy itself."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -104,10 +104,10 @@ class Innocent:
 
 @asynccontextmanager
 async def running(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process of `innocent.py` until the block ends."""
+    """A process of `paced_caller.py` until the block ends."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, INNOCENT, *words, stdin=pipe, stdout=pipe, limit=1 << 26
+        sys.executable, PACED_CALLER, *words, stdin=pipe, stdout=pipe, limit=1 << 26
     )
     try:
         yield process
@@ -118,7 +118,7 @@ async def running(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 def yield_the_machine(field: Field, *callers: asyncio.subprocess.Process) -> None:
-    """Prefer the hub and the innocent callers to this process, the servers that it drives, and others on the machine.
+    """Prefer the hub and the paced callers to this process, the servers that it drives, and others on the machine.
 
     Only root may use the real-time scheduler. Others lower their own priority.
     """
@@ -137,15 +137,15 @@ def yield_the_machine(field: Field, *callers: asyncio.subprocess.Process) -> Non
                 os.setpriority(os.PRIO_PROCESS, int(status.parent.name), LOWEST_PRIORITY)
 
 
-async def measured(field: Field, callers: tuple[Innocent, Innocent], family: str, seconds: float) -> Measured:
+async def measured(field: Field, callers: tuple[PacedCaller, PacedCaller], family: str, seconds: float) -> Measured:
     """Drive a class for so long; without kinds, wait."""
     kinds = [kind for kind in KINDS if kind.family == family]
     for kind in kinds:
         if "/ python /" in kind.name:  # while the function makes its value, it holds the lock, and not the hub
             await kind.drive(field)
-    innocent, control = callers
+    paced_caller, control = callers
     before, begun, inputs = await field.loop_figures(), time.monotonic(), 0
-    await asyncio.gather(innocent.waits(), control.waits())
+    await asyncio.gather(paced_caller.waits(), control.waits())
     while kinds and time.monotonic() < begun + seconds:
         for kind in kinds:
             await kind.drive(field)
@@ -153,7 +153,7 @@ async def measured(field: Field, callers: tuple[Innocent, Innocent], family: str
             if time.monotonic() >= begun + seconds:
                 break
     await asyncio.sleep(begun + seconds - time.monotonic())
-    waits = await asyncio.gather(innocent.waits(), control.waits())
+    waits = await asyncio.gather(paced_caller.waits(), control.waits())
     after = await field.loop_figures()
     return Measured(family, time.monotonic() - begun, before, after, *waits, inputs)
 
@@ -173,7 +173,7 @@ async def main(seconds: float, families: Sequence[str]) -> int:
             callee = (str(field.hub.port), str(field.hub.pid))
             async with running(*callee) as caller, running(port, str(control.pid)) as other:
                 yield_the_machine(field, control, caller, other)
-                callers = (Innocent(caller), Innocent(other))
+                callers = (PacedCaller(caller), PacedCaller(other))
                 quiet = await measured(field, callers, "quiet", QUIET_SECONDS)
                 print(HEADING, quiet.row(quiet), sep="\n", flush=True)
                 for family in families:

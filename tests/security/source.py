@@ -1,4 +1,4 @@
-"""The package as text and as syntax trees, for tests of what the code does not do.
+"""The package as text and as syntax trees, for tests that forbid certain code.
 
 Only files that have a word in question are parsed, and each once.
 """
@@ -58,7 +58,7 @@ def strings(found: tuple[ast.AST, ...]) -> Iterator[str]:
 
 
 def dotted(node: ast.AST) -> str:
-    """A name as it is written: `asyncio.open_connection`; empty for what is none."""
+    """A name as it is written: `asyncio.open_connection`; empty for other nodes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

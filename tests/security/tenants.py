@@ -45,7 +45,7 @@ class Peer(Client):
         """See `Client`; an empty body has no type."""
         self.lines.append(lines)
         self.answers.append((status, body if isinstance(body, bytes) else b"".join(body)))
-        self.heard.set()
+        self.has_news.set()
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Client`."""
@@ -56,7 +56,7 @@ class Peer(Client):
         callback()
 
     def abort(self) -> None:
-        """Nobody is cut."""
+        """No connection is cut."""
 
     @property
     def has_begun(self) -> bool:
@@ -138,7 +138,7 @@ class World:
         self.loop.close()
 
     def word(self, whose: str) -> str:
-        """A word that nobody but its owner may ever hear."""
+        """A word that only its owner may ever receive."""
         word = f"word-{len(self.words)}-x"
         self.words[word] = whose
         return word
@@ -171,8 +171,8 @@ class World:
         }
         serving = asyncio.ensure_future(self._serve(path, peer))
         while not peer.has_begun and not serving.done():
-            peer.heard.clear()
-            hearing = asyncio.ensure_future(peer.heard.wait())
+            peer.has_news.clear()
+            hearing = asyncio.ensure_future(peer.has_news.wait())
             await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)
             hearing.cancel()
         peer.leave()

@@ -57,7 +57,7 @@ async def test_a_host_is_no_part_of_the_place(guarded: tuple[HubProcess, Ledger]
     assert reply.status == 400 or b"evil" not in reply.body
 
 
-async def test_what_the_hub_says_of_its_own_address_is_configured_and_not_asked(
+async def test_the_hubs_address_comes_from_the_configuration(
     guarded: tuple[HubProcess, Ledger],
 ) -> None:
     async with connected(guarded[0].port) as wire:

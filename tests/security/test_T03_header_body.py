@@ -1,4 +1,4 @@
-"""T03: headers that name a harmless tool, for whoever routes by them, around a body that names another one.
+"""T03: headers name a harmless tool, for routers that read them, and the body names another one.
 
 A modern request whose headers do not say what its body says is answered 400 with -32020 and reaches no server.
 `tests/frontends/test_bad_input.py` covers every way to disagree, with a tool of the hub itself; here a server
@@ -35,7 +35,7 @@ def spoilt(label: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/raw"])
 @pytest.mark.parametrize("label", MISMATCHES)
-async def test_what_does_not_agree_reaches_no_server(guarded: tuple[HubProcess, Ledger], label: str, path: str) -> None:
+async def test_mismatching_headers_reach_no_server(guarded: tuple[HubProcess, Ledger], label: str, path: str) -> None:
     hub, ledger = guarded
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(modern("tools/call", PAY)), [*spoilt(label), *key_header(KEY)], path=path)
@@ -53,7 +53,7 @@ async def test_a_version_in_the_body_that_the_header_does_not_have(guarded: tupl
     assert not ledger.ran()
 
 
-async def test_what_agrees_is_called(guarded: tuple[HubProcess, Ledger]) -> None:
+async def test_matching_headers_are_called(guarded: tuple[HubProcess, Ledger]) -> None:
     """Else the tests above could not fail."""
     hub, ledger = guarded
     async with connected(hub.port) as wire:

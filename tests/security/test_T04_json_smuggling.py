@@ -1,4 +1,4 @@
-"""T04: a body that says one thing to who decides and another to who acts.
+"""T04: a body that two parsers read differently, one that authorises and one that executes.
 
 A protocol member that is there twice, or in two spellings of its case, is refused; so is what is not one JSON object in
 UTF-8. What goes to a server is written anew from what was decided on. `tests/property/test_smuggling.py` makes 100,000
@@ -53,9 +53,7 @@ AMBIGUOUS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("label", AMBIGUOUS)
-async def test_what_says_two_things_is_refused_and_reaches_no_server(
-    guarded: tuple[HubProcess, Ledger], label: str
-) -> None:
+async def test_ambiguous_bodies_are_refused_and_reach_no_server(guarded: tuple[HubProcess, Ledger], label: str) -> None:
     hub, ledger = guarded
     for path in ("/mcp", "/mcp/raw", "/messages", "/a2a"):
         async with connected(hub.port) as wire:
@@ -82,7 +80,7 @@ async def test_a_member_that_is_there_twice_is_refused_on_every_endpoint(
         assert reply.status == 400, reply.body
 
 
-async def test_what_says_one_thing_is_called(guarded: tuple[HubProcess, Ledger]) -> None:
+async def test_an_unambiguous_body_is_called(guarded: tuple[HubProcess, Ledger]) -> None:
     """Else the tests above could not fail."""
     hub, ledger = guarded
     async with connected(hub.port) as wire:

@@ -121,7 +121,7 @@ async def crowd(hub: HubProcess, tools: Sequence[str]) -> int:
 
 
 @pytest.mark.timeout(7200 if CALLS > 5_000 else 180)
-async def test_no_answer_is_delivered_to_another_whatever_is_under_way_under_the_same_id(tmp_path: Path) -> None:
+async def test_no_answer_is_delivered_to_another_caller_with_the_same_id(tmp_path: Path) -> None:
     callers = {name: {"key": key, "tenant": name, "allow": ["*"]} for name, key in KEYS.items()}
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(peer("listen"))

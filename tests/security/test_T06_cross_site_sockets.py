@@ -33,7 +33,7 @@ async def test_no_page_of_others_opens_a_socket(guarded: tuple[HubProcess, Ledge
 
 
 @pytest.mark.parametrize("name", SOCKETS)
-async def test_a_socket_at_another_path_is_none(guarded: tuple[HubProcess, Ledger], name: str) -> None:
+async def test_other_paths_do_not_upgrade_to_a_socket(guarded: tuple[HubProcess, Ledger], name: str) -> None:
     endpoint = ENDPOINTS[name]
     for path in ("/mcp", "/v1/tools", "/a2a", "/sse", "/nowhere"):
         async with connected(guarded[0].port) as wire:

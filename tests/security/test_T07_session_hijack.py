@@ -1,4 +1,4 @@
-"""T07: whoever knows a handle (of a session, a task, a context, an SSE stream, or where one left off) uses it.
+"""T07: a stranger uses a known handle (of a session, a task, a context, an SSE stream, or an event id).
 
 Answer: a handle is looked up among the caller's own, by tenant and name, and a session also by the key that opened
 it; another's is answered as one that never was, to the byte, by the same code. Handles are random, of 128 bits or
@@ -127,8 +127,8 @@ async def test_a_task_of_the_hubs_own_is_its_callers_alone(hub: HubProcess) -> N
         theirs = await ask(hub, OTHER, legacy(method, {"taskId": id}), mcp_session_id=other)
         nobodys = await ask(hub, OTHER, legacy(method, {"taskId": "0" * 32}), mcp_session_id=other)
         assert seen(theirs, id) == seen(nobodys, "0" * 32)
-    told = await ask(hub, OWNER, legacy("tasks/result", {"taskId": id}), mcp_session_id=own)
-    assert b"a secret" in told.body
+    response = await ask(hub, OWNER, legacy("tasks/result", {"taskId": id}), mcp_session_id=own)
+    assert b"a secret" in response.body
 
 
 async def test_handles_are_of_128_bits_or_more_and_never_the_same(hub: HubProcess) -> None:
@@ -138,8 +138,8 @@ async def test_handles_are_of_128_bits_or_more_and_never_the_same(hub: HubProces
     tasks: list[str] = []
     for number in range(50):
         body = legacy("SendMessage", {"message": {**message["message"], "messageId": f"h{number}"}})
-        told = (await ask(hub, OWNER, body, path="/a2a", a2a_version="1.0")).json["result"]["task"]
-        tasks += [told["id"], told["contextId"]]
+        response = (await ask(hub, OWNER, body, path="/a2a", a2a_version="1.0")).json["result"]["task"]
+        tasks += [response["id"], response["contextId"]]
     assert all(re.fullmatch(r"[0-9a-f]{32}|[0-9a-f-]{36}", id) for id in tasks)
     for handles in (sessions, tasks):
         assert len(set(handles)) == len(handles)

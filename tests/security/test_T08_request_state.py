@@ -1,4 +1,4 @@
-"""T08: what a caller carries for the hub between two rounds of a call (`requestState`) is changed, or used otherwise.
+"""T08: the `requestState` that a caller carries between two rounds of a call is changed, or reused.
 
 Answer: it is sealed (AEAD) with a key of this process, bound to tenant, caller, way in, tool and arguments, ends
 after a time, and is good once unless a server that the operator trusts says that its tool may run twice. That it is

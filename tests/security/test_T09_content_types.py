@@ -28,7 +28,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("name", POSTS)
-async def test_what_is_not_called_json_is_not_read(guarded: tuple[HubProcess, Ledger], name: str) -> None:
+async def test_bodies_without_a_json_media_type_are_not_read(guarded: tuple[HubProcess, Ledger], name: str) -> None:
     hub, ledger = guarded
     endpoint = POSTS[name]
     headers = [pair for pair in endpoint.lines() if pair[0] != "content-type"]

@@ -30,7 +30,7 @@ def spoilt(endpoint: Endpoint, *lines: bytes, body: bytes, end: bytes = b"\r\n")
 
 
 def corpus(endpoint: Endpoint) -> dict[str, bytes]:
-    """Ways to say the length of a body that nobody agrees on."""
+    """Lengths of a body that parsers read differently."""
     length = b"Content-Length: %d" % len(endpoint.body)
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(endpoint.body), endpoint.body)
     both = endpoint.body + INNER
@@ -66,7 +66,7 @@ def corpus(endpoint: Endpoint) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", POSTS)
-async def test_what_two_readers_could_cut_differently_is_refused_with_all_that_follows(
+async def test_ambiguously_framed_requests_are_refused_with_all_that_follow(
     guarded: tuple[HubProcess, Ledger], name: str
 ) -> None:
     hub, ledger = guarded

@@ -29,7 +29,7 @@ INTERNAL = [
 ]
 
 
-async def told(egress: Egress, url: str) -> tuple[str, str]:
+async def refusals_of(egress: Egress, url: str) -> tuple[str, str]:
     """What is said when an address is registered, and when it is dialled."""
     origin, _ = parse_url(url)
     registered = await egress.refusal(origin, within=5.0)
@@ -44,7 +44,7 @@ async def test_an_address_that_is_not_public_is_refused_when_registered_and_when
     names = Names({"named.example": [[address]]})
     with dialled() as whom:
         for host in (address, "named.example"):
-            registered, at_dial = await told(Egress(resolver=names), f"http://{host}:80/")
+            registered, at_dial = await refusals_of(Egress(resolver=names), f"http://{host}:80/")
             assert registered == at_dial
     assert whom == []
 
@@ -53,7 +53,7 @@ async def test_an_address_that_is_not_public_is_refused_when_registered_and_when
 async def test_a_name_of_a_private_network_is_not_even_looked_up(name: str) -> None:
     names = Names({name.rstrip("."): [[PUBLIC]]})
     with dialled() as whom:
-        registered, at_dial = await told(Egress(resolver=names), f"http://{name}/")
+        registered, at_dial = await refusals_of(Egress(resolver=names), f"http://{name}/")
     assert registered == at_dial == "its name belongs to a private network"
     assert (whom, names.asked) == ([], {})
 
@@ -66,7 +66,7 @@ async def test_errors_do_not_distinguish_an_open_port_from_a_closed_one(deaf_por
             (await courier.post(f"http://127.0.0.1:{port}/", {}, b"", is_trusted=True)).reason.replace(f":{port}", "")
             for port in (sink.port, deaf_port, 9)
         }
-        texts |= {str(await told(Egress(), f"http://127.0.0.1:{port}/")) for port in (sink.port, deaf_port, 9)}
+        texts |= {str(await refusals_of(Egress(), f"http://127.0.0.1:{port}/")) for port in (sink.port, deaf_port, 9)}
     assert len(texts) == 2, "one text for each of the two who say it"
     assert whom == []
     await courier.aclose()

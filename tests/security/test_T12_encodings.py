@@ -1,4 +1,4 @@
-"""T12: the address is spelt so that a check reads it otherwise than whoever dials it.
+"""T12: an address is spelt so that a check reads it differently from the dialler.
 
 The answer: nothing is concluded from how a host is spelt. What the system makes of it is checked, against a table that
 knows every form of IPv6 with an IPv4 address inside, and the checked address itself is dialled. What two parsers could
@@ -51,7 +51,7 @@ async def test_however_it_is_spelt_it_is_refused(host: str) -> None:
 
 
 @pytest.mark.parametrize("url", URLS)
-async def test_what_can_be_read_in_two_ways_is_dialled_in_none(url: str) -> None:
+async def test_ambiguous_addresses_are_never_dialled(url: str) -> None:
     with Sink() as sink, dialled() as whom:
         assert await verdict(url.format(port=sink.port)) != "dialled"
     assert whom == []
@@ -85,7 +85,7 @@ def test_no_form_of_ipv6_hides_an_address_that_is_denied(number: int, form: str)
 
 
 @given(some.integers(0, 2**32 - 1), some.sampled_from(["{0}", "{0:#x}", "0{0:o}", "{1}.{2}", "{3:#x}.{4:#o}"]))
-def test_our_verdict_is_that_on_what_the_system_reads(number: int, form: str) -> None:
+def test_our_verdict_matches_the_systems_reading_of_the_address(number: int, form: str) -> None:
     """Compared with `getaddrinfo` and the table, whatever a host is spelt like."""
     low, second = number & 0xFFFFFF, (number >> 16) & 0xFF
     host = form.format(number, number >> 24, low, number >> 24, low).replace("0o", "0")

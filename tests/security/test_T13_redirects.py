@@ -1,4 +1,4 @@
-"""T13: a server, or whoever took its place, redirects the hub into its own network, or to where its credentials leak.
+"""T13: a server, or its impostor, redirects the hub into its own network, or to where its credentials leak.
 
 The answer: the client itself follows nothing. While a link is made, 307 and 308 to an address at the same origin are
 believed, twice at most (and 301 and 302 of the earlier transport's stream, which is a GET); any other is told to the
@@ -42,7 +42,7 @@ class Away(Scripted):
         self._status = status
         self._place = place
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         headers = {"location": self._place, "refresh": f"0; url={self._place}", "link": f"<{self._place}>; rel=next"}
         out.write(reply(None, status=self._status, headers=headers))
 
@@ -50,10 +50,10 @@ class Away(Scripted):
 class Chain(Scripted):
     """Sends everybody one step further, at the same origin."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        step = int(heard.path.rpartition("/")[2] or 0)
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        step = int(request.path.rpartition("/")[2] or 0)
         if step >= HOPS:
-            await super().on(heard, out)
+            await super().on(request, out)
         else:
             out.write(reply(None, status=307, headers={"location": f"/step/{step + 1}"}))
 
@@ -99,21 +99,21 @@ async def test_no_redirect_leads_to_another_origin_or_takes_the_credentials_ther
                 with dialled() as whom:
                     await fails(made, HttpSettings(url_of(server), HEADERS), carrier)
                 assert set(whom) == {url_of(server).removeprefix("http://").removesuffix("/mcp")}
-                assert all(heard.headers["authorization"] == [SECRET] for heard in server.heard)
+                assert all(request.headers["authorization"] == [SECRET] for request in server.heard)
 
 
 @pytest.mark.parametrize("carrier", ["http", "sse"])
 async def test_a_chain_is_not_followed_to_its_end(carrier: Carrier) -> None:
     async with links() as made, Chain() as server:
         assert "redirects in circles" in await fails(made, HttpSettings(url_of(server)[:-3] + "step/0"), carrier)
-        assert {heard.path for heard in server.heard} == {"/step/0", "/step/1", "/step/2"}
+        assert {request.path for request in server.heard} == {"/step/0", "/step/1", "/step/2"}
 
 
 async def test_a_card_is_where_it_is_said_to_be() -> None:
     with Sink() as sink:
         async with links() as made, Away(307, f"http://127.0.0.1:{sink.port}/") as server:
             await fails(made, AgentSettings(url_of(server), HEADERS), "auto")
-            assert [heard.path for heard in server.heard] == ["/mcp/.well-known/agent-card.json"]
+            assert [request.path for request in server.heard] == ["/mcp/.well-known/agent-card.json"]
 
 
 @pytest.mark.parametrize("status", STATUSES)

@@ -91,7 +91,7 @@ async def test_the_dialled_address_is_the_checked_one_however_often_a_name_chang
                     answered += sum(answer.status == 200 for answer in answers)
                     refused += sum(answer.lost is not None for answer in answers)
             await client.aclose()
-        assert sink.heard() == []
+        assert sink.connections() == []
     await background.aclose()
     assert set(whom) == {f"{ALLOWED}:{sink.port}"}
     assert answered == server.requests > server.connections > 0, "connections were used again"
@@ -99,7 +99,7 @@ async def test_the_dialled_address_is_the_checked_one_however_often_a_name_chang
     assert names.asked["rebinding.example"] >= len(whom)
 
 
-async def test_every_connection_has_a_lookup_of_its_own_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_connection_makes_exactly_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names({"rebinding.example": [[ALLOWED], ["127.0.0.1"]]})
     egress = Egress(resolver=names)
     with Sink() as sink:
@@ -114,7 +114,7 @@ async def test_every_connection_has_a_lookup_of_its_own_and_no_more(monkeypatch:
         assert names.asked == {"rebinding.example": 20}
 
 
-async def test_what_is_configured_is_dialled_as_it_was_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_configured_addresses_are_dialled_as_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names({"server.example": [["127.0.0.1"], [ALLOWED]]})
     with Sink() as sink:
         async with public(sink.port, monkeypatch):
@@ -128,4 +128,4 @@ async def test_what_is_configured_is_dialled_as_it_was_resolved(monkeypatch: pyt
                 transport.abort()
         assert peers == ["127.0.0.1", ALLOWED] * 2
         assert {ipaddress.ip_address(peer) for peer in peers} == {ipaddress.ip_address(name) for name in names.checked}
-        assert len(sink.heard()) == 2  # the operator's own word leads there, and was followed as it was resolved
+        assert len(sink.connections()) == 2  # the operator's own word leads there, and was followed as it was resolved

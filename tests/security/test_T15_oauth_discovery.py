@@ -96,7 +96,7 @@ async def test_no_field_leads_into_a_private_network(tmp_path: Path, field: str)
                 with pytest.raises(LoginFailed):
                     await quickly(LoginOptions(settings, within=0.01), Vault(tmp_path), goes=False)
         assert {peer.rpartition(":")[2] for peer in everybody} <= ours
-        assert sink.heard() == []
+        assert sink.connections() == []
         assert authority.forms == []
 
 

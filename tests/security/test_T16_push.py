@@ -1,4 +1,4 @@
-"""T16: who may name where changes are sent has the hub post into its network, or carry a credential to somebody else.
+"""T16: a caller that names a push address makes the hub post into its network, or leak a credential.
 
 The answer: an address is looked at when it is named, by whichever way and in whichever generation, and again each time
 that something is sent there, which goes to the address that was looked at; no redirect is followed; an attempt takes
@@ -40,7 +40,7 @@ async def couriers(egress: Egress) -> AsyncIterator[PushClient]:
     await background.aclose()
 
 
-async def test_what_is_sent_goes_to_the_address_that_was_looked_at() -> None:
+async def test_pushes_go_to_the_checked_address() -> None:
     """Named and looked at, then sent: each time the name leads elsewhere, and never in."""
     with Sink() as sink, dialled() as whom:
         for turns in ([[PUBLIC], ["127.0.0.1"]], [["127.0.0.1"], [PUBLIC]], [[PUBLIC], [PUBLIC], ["::1"], [PUBLIC]]):
@@ -85,7 +85,7 @@ async def test_after_five_attempts_a_delivery_is_parked() -> None:
         assert delivery_of(document) == delivery, "what became of each attempt is kept"
 
 
-async def test_what_the_operator_does_not_list_any_more_is_sent_nothing_more() -> None:
+async def test_a_recipient_that_the_operator_removed_gets_no_more_pushes() -> None:
     """Not by the connection that is still there either."""
     listed = True
     background = BackgroundTasks("courier")

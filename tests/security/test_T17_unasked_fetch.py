@@ -31,18 +31,18 @@ class Linking(Scripted):
         meta = {"ui": {"resourceUri": urls[0]}, "io.example/url": urls}
         self.tools = [{"name": "t", "inputSchema": {"type": "object"}, "icons": icons, "_meta": meta}]
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.greetings += 1
         me = {"name": "x", "version": "1", "websiteUrl": self.urls[0], "icons": self.tools[0]["icons"]}
-        told = {
+        received = {
             "protocolVersion": "2025-11-25",
             "capabilities": {"tools": {}, "resources": {}, "prompts": {}},
             "serverInfo": me,
             "instructions": f"See {self.urls[0]}",
         }
-        out.write(reply(heard.result(told), headers={SESSION: self.session}))
+        out.write(reply(request.result(received), headers={SESSION: self.session}))
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         lists: dict[str, Any] = {
             "resources/list": {"resources": [{"uri": url, "name": url} for url in self.urls]},
             "resources/templates/list": {"resourceTemplates": [{"uriTemplate": f"{self.urls[0]}{{x}}", "name": "n"}]},
@@ -50,13 +50,13 @@ class Linking(Scripted):
             "resources/read": {"contents": [{"uri": url, "text": url} for url in self.urls]},
             "prompts/get": {"messages": [{"role": "user", "content": content} for content in self._contents()]},
         }
-        if heard.method in lists:
-            out.write(reply(heard.result(lists[heard.method])))
+        if request.method in lists:
+            out.write(reply(request.result(lists[request.method])))
         else:
-            await super().on(heard, out)
+            await super().on(request, out)
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        out.write(reply(heard.result({"content": self._contents(), "structuredContent": {"url": self.urls}})))
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        out.write(reply(request.result({"content": self._contents(), "structuredContent": {"url": self.urls}})))
 
     def _contents(self) -> list[dict[str, Any]]:
         links = [{"type": "resource_link", "uri": url, "name": "n"} for url in self.urls]

@@ -1,4 +1,4 @@
-"""T18: a tool's schema refers to an address, and whoever checks arguments against it fetches that.
+"""T18: a tool's schema refers to an address, and the validator fetches it.
 
 The answer: nothing is ever fetched for a schema, and a tool of which one points outside itself is left out, on every
 frontend, for a reason that the operator finds in the server's state, in `isthmus access`, in the log and in the audit;
@@ -88,9 +88,9 @@ async def test_the_operator_learns_why_in_four_places_and_once(tmp_path: Path) -
         assert f"fickle.fetching is left out: {why}" in await command(tmp_path, "access", "local")
 
         async def is_in_the_log() -> bool:
-            told = await command(tmp_path, "audit", "tail")
-            assert told.count("definition.refused") <= 1
-            return "definition.refused" in told and why in told
+            output = await command(tmp_path, "audit", "tail")
+            assert output.count("definition.refused") <= 1
+            return "definition.refused" in output and why in output
 
         await until(is_in_the_log, "it is in the audit log, which is written in batches")
 

@@ -1,4 +1,4 @@
-"""T19: what a caller or a server says ends up in a path, a query or a header, and means something else there.
+"""T19: text of a caller or a server lands in a path, a query or a header, with another meaning there.
 
 The answer: to MCP servers and JSON-RPC endpoints everything goes in a JSON body, at a target that is fixed when a link
 is made. What has a path of its own, tasks and tenants of A2A agents over plain HTTP, is one percent-encoded segment
@@ -77,11 +77,11 @@ def test_a_task_and_a_tenant_are_one_segment_each(task: str, tenant: str, client
 class Endpoint(Scripted):
     """A plain JSON-RPC endpoint."""
 
-    async def on(self, heard: ReceivedRequest, out: Any) -> None:
-        out.write(reply(heard.result({"done": True})))
+    async def on(self, request: ReceivedRequest, out: Any) -> None:
+        out.write(reply(request.result({"done": True})))
 
 
-async def test_a_bridge_to_json_rpc_has_one_target_whatever_tools_and_arguments_are_called(tmp_path: Path) -> None:
+async def test_a_json_rpc_bridge_has_one_target_for_all_names_and_arguments(tmp_path: Path) -> None:
     async with Endpoint() as server:
         names = [odd for odd in ODD if odd]
         declared = {name: {"description": ""} for name in names}
@@ -93,8 +93,8 @@ async def test_a_bridge_to_json_rpc_has_one_target_whatever_tools_and_arguments_
             outcome = await hub.call("s.@127.0.0.1", path="../../admin")
         assert isinstance(outcome, Result)
         assert len(server.heard) > 1
-        assert {(heard.verb, heard.path) for heard in server.heard} == {("POST", "/rpc?of=ours")}
-        assert all("x-evil" not in heard.headers for heard in server.heard)
+        assert {(request.verb, request.path) for request in server.heard} == {("POST", "/rpc?of=ours")}
+        assert all("x-evil" not in request.headers for request in server.heard)
 
 
 @given(texts)
@@ -109,7 +109,7 @@ def test_the_name_of_a_tool_is_one_line_of_a_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["x\r\nX-Evil: 1", "x\nY: 1", "x\x00", "x\x7f", "\u2028"])
-def test_what_would_break_out_of_its_line_is_not_written(value: str) -> None:
+def test_header_values_with_line_breaks_are_not_written(value: str) -> None:
     with pytest.raises(ValueError, match="cannot carry") as refused:
         header_lines({"x-token": value})
     assert value not in str(refused.value)
@@ -126,11 +126,11 @@ def marked(*headers: str) -> msgspec.Raw:
 @pytest.mark.parametrize(
     "headers", [("Region\r\nX-Evil: 1",), ("a b",), ("",), ("a:b",), ("Region", "region"), ("é",), ("x\x00",)]
 )
-def test_a_tool_with_headers_that_cannot_be_written_is_none(headers: tuple[str, ...]) -> None:
+def test_a_tool_with_unwritable_headers_is_invalid(headers: tuple[str, ...]) -> None:
     assert not is_annotation_valid(marked(*headers))
 
 
-def test_what_is_repeated_in_a_header_is_one_line() -> None:
+def test_arguments_repeated_in_headers_are_one_line() -> None:
     places = annotated_params(marked("Region"))
     for odd in ODD:
         written = param_headers(places, msgspec.Raw(json.dumps({"p0": odd}).encode()))

@@ -1,7 +1,7 @@
-"""T20: a proxy in the environment, a password in `.netrc` or a scheme that nobody thought of sends traffic elsewhere.
+"""T20: a proxy in the environment, a password in `.netrc` or an unexpected scheme diverts traffic.
 
-The answer: the client is our own and reads neither. Only http, https, ws and wss are dialled, whoever names the
-address. There is no setting for a proxy.
+The answer: the client is our own and reads neither. Only http, https, ws and wss are dialled, no matter where the
+address comes from. There is no setting for a proxy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def test_proxies_and_passwords_of_the_environment_have_no_effect(tmp_path:
             Raw(hub.url) as caller,
         ):
             assert "result" in await caller.call("s.t")
-        assert all("authorization" not in heard.headers for heard in server.heard)
+        assert all("authorization" not in request.headers for request in server.heard)
         assert set(recorded(tmp_path / "dialled")) == {str(server.entry["url"])[7:-4]}
 
 
@@ -68,7 +68,7 @@ def test_there_are_four_schemes() -> None:
 
 
 def test_nothing_of_the_package_reads_a_proxy_or_a_netrc() -> None:
-    """Texts in the code, comments aside: nobody even names them."""
+    """Texts in the code, without comments: the names do not even appear."""
     for name, found in with_words(r"(?i)http_proxy|https_proxy|all_proxy|netrc|getproxies"):
         for text in strings(found):
             assert not re.search(r"(?i)(http|https|all|no)_proxy|netrc|getproxies", text), name

@@ -1,4 +1,4 @@
-"""T21: somebody on the way speaks for a server: by a certificate that is not its own or has expired, or by broken TLS.
+"""T21: an attacker on the network impersonates a server: by a wrong or expired certificate, or by broken TLS.
 
 The answer: TLS 1.2 at least, names and dates verified, by the system's roots or by what `[servers.X] ca` names for one
 server, which then trusts nothing else. There is no setting that skips it, for one server or for all.
@@ -118,7 +118,7 @@ async def test_broken_versions_are_not_spoken(version: ssl.TLSVersion) -> None:
 
 
 async def lax_version(origin: HttpOrigin) -> ssl.TLSVersion:
-    """By which version somebody connects who takes anything: the server does speak it."""
+    """The TLS version of a client that accepts any: the server does speak it."""
     anything = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anything.check_hostname, anything.verify_mode = False, ssl.CERT_NONE
     anything.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED

@@ -1,4 +1,4 @@
-"""T22: somebody who can reach the hub gives it a `command`, and the hub runs it.
+"""T22: a client over the network gives the hub a `command`, and the hub runs it.
 
 Answer: what a server is started with comes from the operator's files and command line, or from the program that has the
 hub inside itself, and from nowhere else. No frontend can reach what starts processes: that is shown by who imports
@@ -93,7 +93,7 @@ def _last(func: ast.Name | ast.Attribute) -> str:
     return func.id if isinstance(func, ast.Name) else func.attr
 
 
-def test_no_frontend_can_reach_what_starts_processes() -> None:
+def test_no_frontend_can_reach_code_that_starts_processes() -> None:
     frontends = modules("frontends", "wire", "identity", "upstream/targets", "upstream/dialin")
     assert len(frontends) > 60
     assert {
@@ -105,7 +105,7 @@ def test_the_closure_would_find_a_frontend_that_can() -> None:
     assert "isthmus.transport.process" in reached_from("isthmus.app.links")
 
 
-def test_only_files_the_command_line_and_a_program_say_what_is_started() -> None:
+def test_only_files_the_command_line_and_programs_define_commands() -> None:
     assert makers_of("StdioSettings") == OPERATORS
     assert makers_of("StdioLink") == {"isthmus.app.links"}
 

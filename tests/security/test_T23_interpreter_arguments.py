@@ -27,7 +27,7 @@ from isthmus.upstream.server_settings import StdioSettings
 from isthmus.upstream.stdio import Programs
 from tests.hubs import CHECKOUT, Raw, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
-from tests.security.offspring import running
+from tests.security.child_process import running
 
 A = ServerName("a")
 
@@ -71,7 +71,7 @@ async def test_words_reach_the_program_as_they_are_written(tmp_path: Path) -> No
     assert not pwned.exists()
 
 
-def test_what_an_entry_says_is_what_is_started_and_nothing_is_split(tmp_path: Path) -> None:
+def test_a_command_is_started_as_written_without_splitting(tmp_path: Path) -> None:
     entry = {"command": "/bin/true; touch pwned", "args": ["-y evil", "${HOME}"], "env": {"A": "1"}}
     configuration = load(write_config(tmp_path, {"a": entry}), {"HOME": "/h", "LD_PRELOAD": "x"}, tmp_path, tmp_path)
     (server,) = configuration.servers
@@ -141,7 +141,7 @@ async def test_so_are_the_words_once_their_variables_are_in_and_scripts_among_th
 
 
 @pytest.mark.parametrize("digest", ["", "abc", "g" * 64, {"program": "0" * 63}, ["0" * 64], 5])
-def test_what_is_no_digest_is_no_entry(tmp_path: Path, digest: object) -> None:
+def test_an_entry_with_an_invalid_digest_is_refused(tmp_path: Path, digest: object) -> None:
     configuration = load(write_config(tmp_path, {"a": {"command": "x", "sha256": digest}}), {}, tmp_path, tmp_path)
     assert configuration.servers == ()
     assert "sha256" in str(configuration.warnings[0])
@@ -162,7 +162,7 @@ async def test_a_world_writable_program_is_reported_once_or_not_started(tmp_path
     assert [line["path"] for line in logs] == [str(tmp_path / "runner"), str(tmp_path)]
 
 
-async def test_a_hub_does_not_start_what_has_another_digest_and_says_so(tmp_path: Path) -> None:
+async def test_a_program_with_another_digest_is_not_started_and_reported(tmp_path: Path) -> None:
     """In the server's state; one beside it that has the right one runs."""
     words = command("raw_server")
     program = digest(Path(words[0]))
@@ -186,6 +186,6 @@ async def test_the_doctor_reports_a_world_writable_folder(tmp_path: Path) -> Non
     words = isthmus("doctor", "--json", "--config", str(write_config(tmp_path, servers)))
     doctor = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=environment())
     out, _ = await doctor.communicate()
-    told = json.loads(out)["findings"]
-    assert [(found["code"], found["server"]) for found in told] == [("ISD-202", "open")]
-    assert str(open_folder) in told[0]["fix"]
+    response = json.loads(out)["findings"]
+    assert [(found["code"], found["server"]) for found in response] == [("ISD-202", "open")]
+    assert str(open_folder) in response[0]["fix"]

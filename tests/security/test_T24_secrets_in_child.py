@@ -20,7 +20,7 @@ from isthmus.app import process_setup
 from isthmus.cli import run_command as services
 from isthmus.transport.process import INHERITED
 from tests.hubs import PATIENT, Raw, serving, stdio
-from tests.security.offspring import running
+from tests.security.child_process import running
 
 TELLS = "import json, os\nprint(json.dumps([dict(os.environ), sorted(os.listdir('/proc/self/fd'))]), flush=True)"
 
@@ -111,8 +111,8 @@ print(subprocess.run([sys.executable, "-c", spy], capture_output=True, text=True
 def test_a_child_sees_the_environment_of_its_parent_unless_that_is_private(word: str, *, is_seen: bool) -> None:
     env = {**os.environ, **SECRETS}
     words = [sys.executable, "-c", PARENT, word]
-    told = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=30).stdout
-    assert ("hunter2" in told) == is_seen
+    output = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert ("hunter2" in output) == is_seen
 
 
 async def nothing() -> None:

@@ -32,7 +32,7 @@ from isthmus.transport.process_limits import ProcessLimits
 from tests.conftest import zombies
 from tests.faults.watching import eventually, is_alive, resident_bytes
 from tests.hubs import Raw, environment, serving, stdio
-from tests.security.offspring import Child, running
+from tests.security.child_process import Child, running
 
 CLOSE_SECONDS = 5.0
 RLIMIT_LOCKS = 10
@@ -121,7 +121,7 @@ async def test_a_daemon_does_not_outlive_its_server(way: str) -> None:
 
 
 @pytest.mark.usefixtures("claimed")
-async def test_a_hub_that_is_the_first_process_sees_off_what_it_is_left_with() -> None:
+async def test_a_hub_as_first_process_reaps_orphans() -> None:
     """In a container; here it takes in orphans as such a process does."""
     with taking_in_orphans():
         async with running(DAEMON) as child:
@@ -154,7 +154,7 @@ async def test_a_daemon_of_the_first_moment_is_found_as_well() -> None:
     own = resource.getrlimit(RLIMIT_LOCKS)
     child = Child()
     child.channel = await ProcessChannel.spawn(
-        ["/bin/sh", "-c", QUICK], env={"PATH": os.defpath}, cwd=None, on_bytes=child.heard, on_lost=child.ended
+        ["/bin/sh", "-c", QUICK], env={"PATH": os.defpath}, cwd=None, on_bytes=child.on_bytes, on_lost=child.ended
     )
     assert resource.getrlimit(RLIMIT_LOCKS) == own, "the hub itself has no mark"
     daemon = int(await child.line())

@@ -1,4 +1,4 @@
-"""T27: a token that was made for somebody else, and a caller's token that reaches a server.
+"""T27: a token with another audience, and a caller's token that reaches a server.
 
 A token must name the hub as its audience; another one is refused with a challenge that says where a right one is to be
 had (RFC 9728). What a caller shows ends here: the hub's requests to servers are written from what is configured for
@@ -24,7 +24,7 @@ from tests.frontends.wire import legacy, until
 from tests.hubs import META, MODERN
 from tests.peers.launch import command as peer_command
 from tests.peers.launch import http_peer, listening_peer
-from tests.security.trusting import KEY, Tap, Trusting, served, trusting
+from tests.security.issuer_hub import KEY, IssuerHub, Tap, issuer_hub, served
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("passthrough")]
 
@@ -90,7 +90,7 @@ class Agent:
 class Field:
     """A hub in front of a server by every carrier, and what each was sent."""
 
-    trusting: Trusting
+    issuer_hub: IssuerHub
     taps: dict[str, Tap | Agent]
     piped: Path
 
@@ -138,12 +138,12 @@ async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]
             "agent": {"agent": f"http://{at['agent']}"},
             "stdio": {"command": "/bin/sh", "args": ["-c", f"tee '{piped}' | exec {words}"]},
         }
-        both = await enter(trusting(folder, servers))
+        both = await enter(issuer_hub(folder, servers))
         field = Field(both, taps, piped)
 
         async def are_all_listed() -> bool:
-            told = (await both.ask(both.token())).json()
-            return {f"{carrier}.pay" for carrier in CARRIERS} <= {tool["name"] for tool in told["tools"]}
+            response = (await both.ask(both.token())).json()
+            return {f"{carrier}.pay" for carrier in CARRIERS} <= {tool["name"] for tool in response["tools"]}
 
         await until(are_all_listed)
         yield field
@@ -152,7 +152,7 @@ async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]
 def _proofs(here: Field) -> dict[str, dict[str, str]]:
     """Every way to show who one is."""
     return {
-        "token": {"authorization": f"Bearer {here.trusting.token(jti='canary')}"},
+        "token": {"authorization": f"Bearer {here.issuer_hub.token(jti='canary')}"},
         "key": {"authorization": f"Bearer {KEY}"},
         "header": {"x-api-key": KEY},
     }
@@ -168,12 +168,12 @@ async def _by_mcp(here: Field, tool: str, nonce: str, headers: dict[str, str]) -
         "mcp-method": "tools/call",
         "mcp-name": tool,
     }
-    return await here.trusting.http.post(here.trusting.hub.url, json=body, headers={**own, **headers})
+    return await here.issuer_hub.http.post(here.issuer_hub.hub.url, json=body, headers={**own, **headers})
 
 
 async def _by_rest(here: Field, tool: str, nonce: str, headers: dict[str, str]) -> httpx2.Response:
     arguments = {"nonce": nonce, "message": nonce}
-    return await here.trusting.http.post(f"{here.trusting.base}/v1/tools/{tool}", json=arguments, headers=headers)
+    return await here.issuer_hub.http.post(f"{here.issuer_hub.base}/v1/tools/{tool}", json=arguments, headers=headers)
 
 
 async def _by_a2a(here: Field, tool: str, nonce: str, headers: dict[str, str]) -> httpx2.Response:
@@ -183,16 +183,16 @@ async def _by_a2a(here: Field, tool: str, nonce: str, headers: dict[str, str]) -
     message = {"kind": "message", "messageId": nonce, "role": "user", "parts": [part]}
     params = {"message": message, "configuration": {"blocking": True}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": params}
-    return await here.trusting.http.post(f"{here.trusting.base}/a2a", json=body, headers=headers)
+    return await here.issuer_hub.http.post(f"{here.issuer_hub.base}/a2a", json=body, headers=headers)
 
 
 async def _by_session(here: Field, tool: str, nonce: str, headers: dict[str, str]) -> httpx2.Response:
     own = {"content-type": "application/json", "accept": "application/json, text/event-stream", **headers}
     info = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    opened = await here.trusting.http.post(here.trusting.hub.url, json=legacy("initialize", info), headers=own)
+    opened = await here.issuer_hub.http.post(here.issuer_hub.hub.url, json=legacy("initialize", info), headers=own)
     own["mcp-session-id"] = opened.headers["mcp-session-id"]
     call = legacy("tools/call", {"name": tool, "arguments": {"nonce": nonce, "message": nonce}}, id=2)
-    return await here.trusting.http.post(here.trusting.hub.url, json=call, headers=own)
+    return await here.issuer_hub.http.post(here.issuer_hub.hub.url, json=call, headers=own)
 
 
 WAYS = {"mcp": _by_mcp, "session": _by_session, "rest": _by_rest, "a2a": _by_a2a}
@@ -217,7 +217,7 @@ async def test_nothing_that_a_caller_shows_reaches_a_server(here: Field, way: st
 async def test_a_token_for_another_audience_is_answered_with_a_challenge(
     here: Field, path: str, audience: str | None
 ) -> None:
-    both = here.trusting
+    both = here.issuer_hub
     method = "GET" if path in ("/v1/tools", "/sse") else "POST"
     headers = {"authorization": f"Bearer {both.token(aud=audience)}", "content-type": "application/json"}
     answer = await both.http.request(method, both.base + path, headers=headers, content=b"{}")
@@ -231,7 +231,7 @@ async def test_a_token_for_another_audience_is_answered_with_a_challenge(
 
 
 async def test_where_tokens_are_to_be_had_is_not_taken_from_a_request(here: Field) -> None:
-    both = here.trusting
+    both = here.issuer_hub
     called = f"localhost:{both.hub.port}"
     headers = {"host": called, "x-forwarded-host": "evil.example", "forwarded": "host=evil.example"}
     challenge = (await both.http.get(f"{both.base}/v1/tools", headers=headers)).headers["www-authenticate"]

@@ -23,54 +23,54 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.issuer import encoded, jwk_of, private_key
-from tests.security.trusting import HUB, Trusting, trusting
+from tests.security.issuer_hub import HUB, IssuerHub, issuer_hub
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("signed_tokens")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trusting]:
-    async with trusting(tmp_path_factory.mktemp("tokens")) as running:
+async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[IssuerHub]:
+    async with issuer_hub(tmp_path_factory.mktemp("tokens")) as running:
         yield running
 
 
-def _claims(here: Trusting, **more: Any) -> dict[str, Any]:
+def _claims(here: IssuerHub, **more: Any) -> dict[str, Any]:
     now = int(time.time())
     return {"iss": here.issuer.url, "aud": HUB, "sub": "mallory", "exp": now + 600, "iat": now, **more}
 
 
-def _unsigned(here: Trusting, algorithm: str, kid: str = "one") -> str:
+def _unsigned(here: IssuerHub, algorithm: str, kid: str = "one") -> str:
     return f"{encoded({'alg': algorithm, 'kid': kid})}.{encoded(_claims(here))}."
 
 
-def _by_secret(here: Trusting, secret: bytes, algorithm: str = "HS256") -> str:
+def _by_secret(here: IssuerHub, secret: bytes, algorithm: str = "HS256") -> str:
     signed = f"{encoded({'alg': algorithm, 'kid': 'one'})}.{encoded(_claims(here))}"
     return f"{signed}.{encoded(hmac.digest(secret, signed.encode(), hashlib.sha256))}"
 
 
 def _public(
-    here: Trusting, form: PublicFormat = PublicFormat.SubjectPublicKeyInfo, how: Encoding = Encoding.PEM
+    here: IssuerHub, form: PublicFormat = PublicFormat.SubjectPublicKeyInfo, how: Encoding = Encoding.PEM
 ) -> bytes:
     return here.issuer.keys["one"][1].public_key().public_bytes(how, form)
 
 
-def _with_header(here: Trusting, **header: Any) -> str:
+def _with_header(here: IssuerHub, **header: Any) -> str:
     """Signed by a key of the attacker's own, which the header recommends."""
     own = private_key("RS256", 7)
     return jwt.encode(_claims(here), own, algorithm="RS256", headers={"kid": "one", **header})
 
 
-def _psychic(here: Trusting) -> str:
+def _psychic(here: IssuerHub) -> str:
     return f"{encoded({'alg': 'ES256', 'kid': 'two'})}.{encoded(_claims(here))}.{encoded(bytes(64))}"
 
 
-def _nested(here: Trusting) -> str:
-    """Of the right form; nobody here could open it."""
+def _nested(here: IssuerHub) -> str:
+    """Of the right form, but encrypted with an unknown key."""
     header = {"alg": "RSA-OAEP", "enc": "A128GCM", "cty": "JWT", "kid": "one"}
     return ".".join([encoded(header), *(encoded(os.urandom(size)) for size in (256, 12, 400, 16))])
 
 
-ATTACKS: dict[str, Callable[[Trusting], str]] = {
+ATTACKS: dict[str, Callable[[IssuerHub], str]] = {
     "alg none": lambda here: _unsigned(here, "none"),
     "alg None": lambda here: _unsigned(here, "None"),
     "alg NONE": lambda here: _unsigned(here, "NONE"),
@@ -119,12 +119,12 @@ ATTACKS: dict[str, Callable[[Trusting], str]] = {
 }
 
 
-def _twice(here: Trusting) -> bytes:
+def _twice(here: IssuerHub) -> bytes:
     first = {**_claims(here), "aud": "https://other.example"}
     return (json.dumps(first)[:-1] + f',"aud":"{HUB}"}}').encode()
 
 
-def _signed_by_hand(here: Trusting, claims: object) -> str:
+def _signed_by_hand(here: IssuerHub, claims: object) -> str:
     """By the issuer's own key, whatever PyJWT thinks of the claims."""
     signed = f"{encoded({'alg': 'RS256', 'kid': 'one'})}.{encoded(claims)}"
     algorithm = jwt.algorithms.RSAAlgorithm(jwt.algorithms.RSAAlgorithm.SHA256)
@@ -132,7 +132,7 @@ def _signed_by_hand(here: Trusting, claims: object) -> str:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_a_token_is_refused_if_made_by(here: Trusting, attack: str) -> None:
+async def test_a_token_is_refused_if_made_by(here: IssuerHub, attack: str) -> None:
     answer = await here.ask(ATTACKS[attack](here))
 
     assert answer.status_code == 401
@@ -140,7 +140,7 @@ async def test_a_token_is_refused_if_made_by(here: Trusting, attack: str) -> Non
     assert "resource_metadata=" in answer.headers["www-authenticate"]
 
 
-async def test_what_is_right_is_let_in(here: Trusting) -> None:
+async def test_valid_tokens_are_accepted(here: IssuerHub) -> None:
     for token in (
         here.token(),
         here.token(key="two"),
@@ -152,14 +152,14 @@ async def test_what_is_right_is_let_in(here: Trusting) -> None:
 
 
 @pytest.mark.parametrize("kib", [9, 100])
-async def test_a_token_that_is_too_long_is_not_read(here: Trusting, kib: int) -> None:
+async def test_a_token_that_is_too_long_is_not_read(here: IssuerHub, kib: int) -> None:
     answer = await here.ask(here.token(padding="x" * (kib << 10)))
     assert answer.status_code in (401, 431)
     assert (await here.ask(here.token())).status_code == 200
 
 
 @pytest.mark.parametrize("member", ["jku", "x5u"])
-async def test_no_key_is_fetched_from_where_a_token_says(here: Trusting, member: str) -> None:
+async def test_no_key_is_fetched_from_where_a_token_says(here: IssuerHub, member: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sink:
         address = f"http://127.0.0.1:{sink.getsockname()[1]}/keys"
         answer = await here.ask(_with_header(here, **{member: address, "kid": os.urandom(4).hex()}))
@@ -170,7 +170,7 @@ async def test_no_key_is_fetched_from_where_a_token_says(here: Trusting, member:
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/files", "/v1/tools", "/a2a", "/sse"])
-async def test_every_frontend_refuses_alike(here: Trusting, path: str) -> None:
+async def test_every_frontend_refuses_alike(here: IssuerHub, path: str) -> None:
     for token in (_unsigned(here, "none"), _by_secret(here, _public(here)), here.token(aud="https://other.example")):
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         method = "GET" if path in ("/v1/tools", "/sse") else "POST"

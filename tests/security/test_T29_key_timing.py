@@ -1,4 +1,4 @@
-"""T29: a key, or what proves a message, found out letter by letter from how long it takes to refuse a wrong one.
+"""T29: a key, or a signature, is guessed letter by letter from the time that a refusal takes.
 
 Of keys only SHA-256 digests are kept. What is shown is digested first, so that nobody can choose what is compared, and
 then compared in constant time; good and bad keys go the same way. Shown by structure, since time on a shared machine
@@ -27,7 +27,7 @@ SOURCE = Path(isthmus.__file__).parent
 ROOMS = ("identity", "credentials", "frontends", "app", "transport")
 
 SECRET = re.compile(r"(^|_)(secret|token|digest|signature|password|passphrase|credential|api_key|hmac|bearer)s?$")
-"""Names that mean something nobody may guess. `key` alone is the name of a member nearly everywhere but in identity."""
+"""Names of secrets. `key` alone is the name of a member nearly everywhere but in identity."""
 
 NO_SECRETS = {
     (
@@ -49,11 +49,11 @@ NO_SECRETS = {
     ("frontends/relay/agents.py", "digest == self._announced"): "the digest of a list of tools",
     ("frontends/relay/agents.py", "table.digest != self._announced"): "the same",
 }
-"""Comparisons of what looks like a secret by its name, and why it is none."""
+"""Comparisons of names that look like secrets, and why they are not."""
 
 
 def compared(tree: ast.AST, *, means_keys: bool) -> Iterator[str]:
-    """Comparisons of something that is called a secret; looking for a constant inside of it is none."""
+    """Comparisons of a value named like a secret; searching it for a constant does not count."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Compare):
             continue

@@ -1,6 +1,6 @@
-"""T30: something that was captured is sent once more, and believed once more.
+"""T30: a captured message is sent again, and accepted again.
 
-What a device or a server shows when it dials in is a token: it is good for whoever has it, and so it has an end and
+What a device or a server shows when it dials in is a token: it is valid for every holder, and so it has an end and
 can be revoked, and travels by TLS; there is no greeting beside it that could be captured. There are no one-time tickets
 to replay, and no webhooks come in: the hub only sends them, each with an id that stays when it is sent again and the
 time of what it tells, so that who receives them can tell one that is old or was seen. What a caller brings back to
@@ -57,7 +57,7 @@ WAYS: dict[str, Callable[[bytes], Request]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_captured_handshake_is_good_no_longer_than_its_token(way: str) -> None:
+def test_a_captured_handshake_expires_with_its_token(way: str) -> None:
     relay = Relay()
     token = relay.tokens.mint(Claim("kitchen", role="server", expires_at=relay.now + 5 * MINUTE))
     captured = WAYS[way](token.encode())
@@ -115,5 +115,5 @@ def test_no_webhook_comes_in() -> None:
 
 @pytest.mark.parametrize("scheme", [b"DPoP", b"Signature", b"Ticket", b"Digest", b"Negotiate"])
 def test_no_scheme_is_half_understood(scheme: bytes) -> None:
-    """A proof that a request is fresh, of which nobody here looks at the proof, would prove nothing."""
+    """A proof of freshness is useless if no code checks it."""
     assert credential_of({b"authorization": scheme + b" abc", b"dpop": b"proof"}) is None

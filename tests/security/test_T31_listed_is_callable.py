@@ -1,4 +1,4 @@
-"""T31: a caller reaches something that no list shows it, or learns from an answer that it exists.
+"""T31: a caller reaches a tool that no list shows it, or learns from an answer that it exists.
 
 Answer: there is one table for each permission set (`Snapshot.view`), which lists are written from and calls are looked
 up in, by every way in. Here each caller × entry × tool is tried: everything that is listed runs, and everything else is
@@ -24,7 +24,15 @@ from tests.hubs import HubProcess, serving
 from tests.library.services import with_servers
 from tests.relay.peers import CallFailed, device
 from tests.relay.tokens import KEY as RELAY_KEY
-from tests.security.entries import ENTRIES, CallerConnection, VisibleReply, connected_caller, lengthless, names_in, told
+from tests.security.entries import (
+    ENTRIES,
+    CallerConnection,
+    VisibleReply,
+    connected_caller,
+    lengthless,
+    names_in,
+    visible_reply,
+)
 from tests.security.permitted import (
     CALLERS,
     GUEST,
@@ -57,7 +65,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_by_every_entry_exactly_what_is_listed_runs_and_all_else_is_unknown(hub: HubProcess, caller: str) -> None:
+async def test_on_every_entry_exactly_the_listed_tools_run(hub: HubProcess, caller: str) -> None:
     async with connected_caller(hub, caller) as connection:
         for entry, (frontend, calling, listing) in ENTRIES.items():
             expected = {f"{tool.server}.{tool.name}" for tool in TOOLS if may(caller, frontend, tool)}
@@ -171,7 +179,9 @@ def _nameless(reply: Reply) -> VisibleReply:
     words = [
         f"{server}{mark}{word}" for server in SERVERS for mark in ".:" for word in ("open", "shut", "greet", "scold")
     ]
-    return told(reply, *words, *(f"{server}{mark}{'z' * n}" for server in SERVERS for mark in ".:" for n in (5, 4)))
+    return visible_reply(
+        reply, *words, *(f"{server}{mark}{'z' * n}" for server in SERVERS for mark in ".:" for n in (5, 4))
+    )
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -190,7 +200,7 @@ async def test_a_caller_that_cannot_read_a_resource_cannot_subscribe_to_it(hub: 
                 assert "result" in reply.json, (feature, reply.body)
             elif seen != set(SERVERS) - {feature.server}:  # else the one server that is seen may know such a URI
                 unknown = await watch(feature.name[:-4] + "zzzz")
-                assert told(reply, feature.name) == told(unknown, feature.name[:-4] + "zzzz")
+                assert visible_reply(reply, feature.name) == visible_reply(unknown, feature.name[:-4] + "zzzz")
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -230,13 +240,13 @@ async def test_a_server_exists_for_callers_that_may_use_something_of_it(hub: Hub
                 )
                 assert (reply.status == 200) == is_seen, path
                 if not is_seen:
-                    assert told(reply, server) == told(other, "sigma")
+                    assert visible_reply(reply, server) == visible_reply(other, "sigma")
 
 
 # -- devices, and programs -------------------------------------------------------------------------------------------
 
 
-async def test_a_device_of_the_relay_can_call_what_it_is_listed_and_nothing_else(hub: HubProcess) -> None:
+async def test_a_relay_device_can_call_exactly_its_listed_tools(hub: HubProcess) -> None:
     expected = {("alpha", "look"), ("gamma", "drop")}
     async with device(hub.port, "guest") as it:
         await it.ready()
@@ -268,7 +278,7 @@ USERS = {
 }
 
 
-async def test_in_a_program_a_user_can_call_what_it_is_listed_and_nothing_else() -> None:
+async def test_a_programs_user_can_call_exactly_its_listed_tools() -> None:
     servers = [{"name": name, **{key: server(name)[key] for key in ("command", "args")}} for name in SERVERS]
     every = {f"{tool.server}.{tool.name}" for tool in TOOLS}
     counts: dict[str, int] = {}

@@ -68,7 +68,7 @@ class Callers(RuleBasedStateMachine):
         return self.world.request(who, "/mcp", rpc(method, params), headers=headers)
 
     def as_unknown(self, said: Said, id: str, ask: Callable[[str], Said]) -> None:
-        """Somebody else's thing is answered as nobody's is."""
+        """Another caller's object gets the same answer as a missing one."""
         assert said.without(id) == ask(NOBODYS).without(NOBODYS)
         assert said.result is None
 
@@ -91,7 +91,7 @@ class Callers(RuleBasedStateMachine):
 
     @rule(at=actors, pick=picks)
     def begin_by_a_name_of_ones_own(self, at: int, pick: int) -> None:
-        """The first generation names its tasks itself: also as somebody else named one."""
+        """The first generation names its tasks itself: also like a task of another caller."""
         who = self.people[at]
         id = self.tasks[pick % len(self.tasks)][1] if self.tasks and pick % 2 else f"task-{pick}"
         said = {"role": "user", "parts": [{"type": "text", "text": self.world.word(who)}]}
@@ -221,10 +221,10 @@ class Callers(RuleBasedStateMachine):
             arguments["message"] = self.world.word(who)
             lines.append(arguments["message"])
         if by_rest:
-            told = self.world.request(who, "/v1/tools/builtin.chat_log", arguments).json
+            received = self.world.request(who, "/v1/tools/builtin.chat_log", arguments).json
         else:
-            told = self.mcp(who, "tools/call", {"name": "builtin.chat_log", "arguments": arguments}).result
-        assert [line["message"] for line in told["structuredContent"]["lines"]] == lines[-20:]
+            received = self.mcp(who, "tools/call", {"name": "builtin.chat_log", "arguments": arguments}).result
+        assert [line["message"] for line in received["structuredContent"]["lines"]] == lines[-20:]
 
 
 @pytest.mark.timeout(3600 if PROGRAMS > 300 else 120)

@@ -1,4 +1,4 @@
-"""T33: what a server answered one caller, or lists to it, is given to another from a cache.
+"""T33: a result or a list for one caller is given to another from a cache.
 
 Answer: a kept result belongs to one tenant, caller, set of headers and arguments. What a server calls public is
 shared only if the operator trusts that server; what it asks, what is an error or names a task is never kept; lists
@@ -15,7 +15,7 @@ from typing import Any
 
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from tests.faults.curious import CuriousModern
+from tests.faults.eliciting_servers import ModernElicitingServer
 from tests.faults.scripted import ReceivedRequest, reply, tool
 from tests.frontends.wire import connected, encoded, key_header, modern, modern_headers, until
 from tests.hubs import serving
@@ -26,7 +26,7 @@ KEYS = {"ann": "the-key-of-ann-0123456789", "ben": "the-key-of-ben-0123456789"}
 CALLERS = {name: {"key": key, "tenant": f"of-{name}", "allow": ["*"]} for name, key in KEYS.items()}
 
 
-class Telling(CuriousModern):
+class Telling(ModernElicitingServer):
     """A modern server whose every answer is another, and which says of it whatever a test wants."""
 
     def __init__(self, uri: str, scope: str) -> None:
@@ -35,27 +35,27 @@ class Telling(CuriousModern):
         self.uri, self.scope = uri, scope
         self.reads = 0
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Answer what is read; everything else as others do."""
         held: dict[str, Any] = {"resultType": "complete", "ttlMs": 60_000, "cacheScope": self.scope}
-        if heard.method == "server/discover":
+        if request.method == "server/discover":
             able: dict[str, Any] = {"tools": {}, "resources": {}}
-            told = {
+            received = {
                 "supportedVersions": ["2026-07-28"],
                 "capabilities": able,
                 "serverInfo": {"name": "x", "version": "1"},
             }
-            out.write(reply(heard.result({**held, "cacheScope": "private", **told})))
-        elif heard.method == "resources/list":
-            out.write(reply(heard.result({**held, "resources": [{"uri": self.uri, "name": "a"}]})))
-        elif heard.method == "resources/templates/list":
-            out.write(reply(heard.result({**held, "resourceTemplates": []})))
-        elif heard.method == "resources/read":
+            out.write(reply(request.result({**held, "cacheScope": "private", **received})))
+        elif request.method == "resources/list":
+            out.write(reply(request.result({**held, "resources": [{"uri": self.uri, "name": "a"}]})))
+        elif request.method == "resources/templates/list":
+            out.write(reply(request.result({**held, "resourceTemplates": []})))
+        elif request.method == "resources/read":
             self.reads += 1
             text = {"uri": self.uri, "text": f"answer {self.reads}"}
-            out.write(reply(heard.result({**held, "contents": [text]})))
+            out.write(reply(request.result({**held, "contents": [text]})))
         else:
-            await super().on(heard, out)
+            await super().on(request, out)
 
 
 CASES = {

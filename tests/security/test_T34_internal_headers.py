@@ -1,4 +1,4 @@
-"""T34: somebody is let in because of a header that only a proxy should send, or because of where they call from.
+"""T34: a request is accepted because of a header that only a proxy should send, or because of its address.
 
 There are no such headers: nothing but a key or a token says who calls, and nothing that is sent beside it is believed.
 Where callers are known, a program on the same machine has to show a key like everybody else. What the hub itself marks
@@ -31,7 +31,7 @@ PROOFS = {"authorization", "x-api-key", "cookie"}
 """What does say who calls. A cookie stands for a key of somebody who signed in at the console (T73)."""
 
 PLACES = {"host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "sec-fetch-user"}
-"""What says from where; nobody comes in by a good one."""
+"""Headers that claim an origin; even a right one admits nobody."""
 
 SHAPES = {
     *("content-length", "transfer-encoding", "connection", "upgrade"),
@@ -113,6 +113,6 @@ async def test_no_header_lets_anybody_in(guarded: tuple[HubProcess, Ledger], nam
 @pytest.mark.parametrize(
     "key", [CONVERSATION_KEY, CONVERSATION_KEY.upper(), CONVERSATION_KEY.title(), *sorted(OWN_KEYS)]
 )
-def test_what_the_hub_says_to_its_own_clients_no_caller_can_say(key: str) -> None:
+def test_callers_cannot_send_the_hubs_own_markers(key: str) -> None:
     one, two = Raw(b"1"), Raw(b"2")
     assert passed_meta({key: one, "mine": two}, lambda _: None) == {"mine": two}

@@ -1,4 +1,4 @@
-"""T35: what says who is revoked cannot be read, and so everybody who ever was in stays in, or everybody is.
+"""T35: the list of revoked keys cannot be read, and revoked keys, or all keys, are accepted.
 
 A hub does not start with a list of keys that it cannot read. One that runs goes by what it knew for at most thirty
 seconds; then nobody comes in by a key of that list, what they had open is ended, and they are told 503 with the
@@ -124,7 +124,7 @@ async def test_a_key_revoked_meanwhile_is_rejected_once_the_list_is_back(hub: Hu
 
 
 async def test_a_hub_whose_list_is_lost_does_not_start(tmp_path: Path) -> None:
-    """Not even on loopback, where it would be open: somebody wanted keys."""
+    """Not even on loopback, where it would be open: keys were configured."""
     config = write_config(tmp_path, {})
     _, made = mint("reader", Grants(("*",)), "default", targets=False, now=1.0, expires_at=None)
     file = KeyFile(tmp_path / "state")

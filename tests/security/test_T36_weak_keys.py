@@ -1,4 +1,4 @@
-"""T36: a hub with keys that anybody could guess, or that came with it.
+"""T36: a hub with keys that are guessable, or that came with it.
 
 No key comes with the hub, and none is in its documentation: what it needs for itself it makes at random, in a folder
 of its own. A key below 16 characters is refused wherever the hub listens; its caller is left out, and a hub all of
@@ -48,7 +48,7 @@ async def test_a_hub_with_a_short_key_does_not_start_not_even_on_loopback(tmp_pa
 
 
 def test_a_short_key_admits_no_caller_though_the_file_has_its_digest(tmp_path: Path) -> None:
-    """From a digest nobody sees how long the key is; whoever shows it does."""
+    """A digest does not reveal the length of its key; the key itself does."""
     key = SHORT["changeme"]
     callers = {"planner": {"key": f"sha256:{digest_of(key).hex()}", "allow": ["*"]}}
     configuration = load(write_config(tmp_path, {}, callers=callers), {}, tmp_path, tmp_path)
@@ -111,13 +111,13 @@ def test_one_caller_with_a_short_key_costs_only_itself(tmp_path: Path, capsys: p
     callers = {"a": {"key": "a" * 16, "allow": ["*"]}, "b": {"key": "b" * 15, "allow": ["*"]}}
     file = write_config(tmp_path, {}, callers=callers, hub={"host": "0.0.0.0"})
     assert main(["config", "check", str(file), "--json"]) == REFUSED
-    told = json.loads(capsys.readouterr().out)
-    assert told["usable"]
-    assert [finding["code"] for finding in told["findings"]] == [WEAK_KEY.number]
-    assert OPEN_TO_NETWORK.number not in str(told)
+    output = json.loads(capsys.readouterr().out)
+    assert output["usable"]
+    assert [finding["code"] for finding in output["findings"]] == [WEAK_KEY.number]
+    assert OPEN_TO_NETWORK.number not in str(output)
 
 
-def test_what_the_hub_needs_for_itself_it_makes_at_random(tmp_path: Path) -> None:
+def test_the_hubs_own_secrets_are_random(tmp_path: Path) -> None:
     for make in (lambda state: relay_key(None, state), secret_in):
         one, other = make(tmp_path / "one"), make(tmp_path / "other")
         assert one != other
@@ -129,7 +129,7 @@ def test_what_the_hub_needs_for_itself_it_makes_at_random(tmp_path: Path) -> Non
 
 
 def test_no_key_is_in_an_example(tmp_path: Path) -> None:
-    """Whoever copies a file has to bring a key: those here are named, not written."""
+    """A copied example needs a key of its own: the examples name variables, not keys."""
     files = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "examples").rglob("*.toml")]
     written = re.compile(r"^\s*key\s*=\s*\[?\s*\"([^\"]*)\"", re.MULTILINE)
     keys = {key for file in files for key in written.findall(file.read_text())}

@@ -1,4 +1,4 @@
-"""T37: somebody else dials in as a server that is known already, and is given its calls.
+"""T37: a stranger dials in as a known server, and receives its calls.
 
 Who a server is, its token says. With the same token and id the newer socket takes the seat (a half-open one may
 linger), the older is told and closed, and what was under way on it is honestly unknown. Another agent's token opens

@@ -1,4 +1,4 @@
-"""T38: orders to a model in what a server says of its tools.
+"""T38: orders to a model in a server's descriptions of its tools.
 
 Plain words that deceive cannot be told from plain words that describe, so that detection is best effort and nothing
 rests on it: what reads like orders, cannot be seen, or is far too long is marked in `_meta` for the model's program and
@@ -48,7 +48,7 @@ def test_orders_are_found_wherever_a_model_reads(place: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Prompt, Resource])
-def test_and_in_what_is_no_tool(kind: type[Feature]) -> None:
+def test_orders_in_other_features_are_flagged_too(kind: type[Feature]) -> None:
     assert "reads-like-orders" in flags_of(feature(kind, "x", {"name": "x", "description": ORDERS}))
 
 

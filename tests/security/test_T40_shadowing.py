@@ -1,4 +1,4 @@
-"""T40: a tool that passes for another one: the same name, one that looks the same, one that splits the same way.
+"""T40: a tool poses as another one: the same name, one that looks the same, one that splits the same way.
 
 A tool is known by the pair of its server, whose name the operator chose, and its own; names are looked up and never
 parsed. Names in other letters than the protocol's are listed as they are and marked.

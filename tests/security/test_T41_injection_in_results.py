@@ -36,5 +36,5 @@ async def test_a_result_arrives_unchanged_and_nothing_acts_on_it(tmp_path: Path)
             before = await raw.names()
             assert (await raw.call("fickle.say"))["result"]["content"] == [{"type": "text", "text": orders}]
             assert await raw.names() == before
-        with pytest.raises(BlockingIOError):  # the hub is down, and nobody came
+        with pytest.raises(BlockingIOError):  # the hub is down, and nothing connected
             sink.accept()

@@ -87,7 +87,7 @@ def test_an_escape_is_read_back_as_the_character(character: str) -> None:
         "👁\ufe0f\u200d🗨\ufe0f",
     ],
 )
-def test_what_people_write_is_left_alone(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert harmless(text) == text
 
 
@@ -137,7 +137,7 @@ def test_no_command_passes_them_on_to_a_terminal(words: list[str], tmp_path: Pat
     assert "\x1b[2J" not in seen.replace("\x1b[2J\x1b[H", "")
 
 
-def test_whatever_unicode_says_is_to_be_ignored_when_shown_is_known() -> None:
+def test_all_default_ignorable_characters_are_known() -> None:
     """All of Default_Ignorable_Code_Point, but for what scripts and emoji need; alone, after a letter of ASCII."""
     spans = [(0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)]
     spans += [(0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0E)]

@@ -1,4 +1,4 @@
-"""T43: a caller or a server writes into the log what looks like lines of the hub's own.
+"""T43: a caller or a server writes lines into the log that look like the hub's own.
 
 Answer: whatever is logged goes through one place (`telemetry.logs`), which makes one line of JSON of each event,
 escapes what could end or forge a line, and bounds its length. Shown for that place with every kind of value, and for a
@@ -50,7 +50,7 @@ def log(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=["forged", "long", "both", "nulls", "tags"])
-def test_one_event_is_one_short_line_whatever_is_in_it(tmp_path: Path, log: Any, hostile: str) -> None:
+def test_any_event_is_one_short_line(tmp_path: Path, log: Any, hostile: str) -> None:
     values: list[Any] = [
         hostile,
         [hostile] * 100,
@@ -63,9 +63,9 @@ def test_one_event_is_one_short_line_whatever_is_in_it(tmp_path: Path, log: Any,
     for value in values:
         log.warning("an event", value=value)
         log.warning(hostile, one=value, two=value, three=value, four=value, five=value, six=value)
-    told = lines_of((tmp_path / "log").read_text())
-    assert len(told) == 2 * len(values)
-    assert all(event["level"] == "warning" for event in told)
+    output = lines_of((tmp_path / "log").read_text())
+    assert len(output) == 2 * len(values)
+    assert all(event["level"] == "warning" for event in output)
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=["forged", "long", "both", "nulls", "tags"])
@@ -74,8 +74,8 @@ def test_an_exception_is_one_short_line_too(tmp_path: Path, log: Any, hostile: s
         raise ValueError(hostile)
     except ValueError:
         log.exception("it failed", tool=hostile)
-    (told,) = lines_of((tmp_path / "log").read_text())
-    assert (told["event"], told["level"]) == ("it failed", "error")
+    (received,) = lines_of((tmp_path / "log").read_text())
+    assert (received["event"], received["level"]) == ("it failed", "error")
 
 
 @settings(max_examples=60)
@@ -87,8 +87,8 @@ def test_an_exception_is_one_short_line_too(tmp_path: Path, log: Any, hostile: s
 )
 def test_any_value_is_one_line(value: Any) -> None:
     event = logs._bound_values(None, "", {"event": "an event", "value": value})
-    (told,) = lines_of(logs._one_line(None, "", event))
-    assert told["event"] == "an event"
+    (received,) = lines_of(logs._one_line(None, "", event))
+    assert received["event"] == "an event"
 
 
 async def test_no_input_of_a_hub_adds_a_line_to_its_log(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ async def test_no_input_of_a_hub_adds_a_line_to_its_log(tmp_path: Path) -> None:
     async with serving(tmp_path, servers, log={"level": "debug", "format": "json", "file": str(hub_log)}) as hub:
         await until(lambda: _is_listed(hub))
         await _be_hostile(hub)
-    told = lines_of(hub_log.read_text())
-    assert told
-    assert not [event for event in told if event.get("event") == "granted"]
-    assert all({"event", "level", "ts"} <= event.keys() for event in told)
+    output = lines_of(hub_log.read_text())
+    assert output
+    assert not [event for event in output if event.get("event") == "granted"]
+    assert all({"event", "level", "ts"} <= event.keys() for event in output)
 
 
 async def _is_listed(hub: HubProcess) -> bool:

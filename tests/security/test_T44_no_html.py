@@ -1,4 +1,4 @@
-"""T44: script in a page that shows what servers say.
+"""T44: script in a page with texts of servers.
 
 The only page is the console's, a file that holds nothing of servers (T72). Every other answer on every path has a media
 type that no browser renders as a page, and says that it is not to be guessed.

@@ -1,4 +1,4 @@
-"""T45: a server says of a dangerous tool that it is harmless (`readOnlyHint`, `idempotentHint`), and is believed.
+"""T45: a server claims that a dangerous tool is harmless (`readOnlyHint`, `idempotentHint`), and is believed.
 
 Answer: what a server says of its tools counts only if the operator trusts it (`trusted = true`), and then only where
 the operator asks for it: in `allow`, and for whether an answer to a question may be given twice. Nothing is ever sent
@@ -41,7 +41,7 @@ OWN_SAY = {
 }
 
 
-async def test_a_call_that_may_have_run_is_not_repeated_whatever_its_tool_is_said_to_be(tmp_path: Path) -> None:
+async def test_a_call_that_may_have_run_is_not_repeated_despite_hints(tmp_path: Path) -> None:
     callers = {"all": {"key": key_of("all"), "allow": ["*"]}}
     servers = {name: server(name) for name in SERVERS}  # one of which is trusted
     async with serving(tmp_path, servers, callers=callers) as hub, connected(hub.port) as wire:
@@ -81,7 +81,7 @@ def test_no_approval_is_skipped_by_the_word_of_a_server_that_is_not_trusted(*, i
     assert is_destructive(UniversalTool("shop.pay", metadata=metadata), {}) is not is_trusted
 
 
-def test_nothing_else_in_the_hub_reads_what_servers_say_of_their_tools() -> None:
+def test_only_one_module_reads_tool_annotations() -> None:
     root = Path(isthmus.__file__).parent
     found = {
         f"isthmus/{file.relative_to(root).as_posix()}"

@@ -30,9 +30,7 @@ def head(endpoint: Endpoint, *lines: str) -> bytes:
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 5 * 1024**3, 10**30])
 @pytest.mark.parametrize("name", POSTS)
-async def test_what_says_that_it_is_too_large_is_not_read(
-    guarded: tuple[HubProcess, Ledger], name: str, size: int
-) -> None:
+async def test_bodies_declared_too_large_are_not_read(guarded: tuple[HubProcess, Ledger], name: str, size: int) -> None:
     async with connected(guarded[0].port) as wire:
         await wire.say(head(POSTS[name], f"Content-Length: {size}"))
         status, headers = await wire.head()

@@ -1,4 +1,4 @@
-"""T47: JSON that nests too deep, holds numbers that nobody can hold, or has a million members.
+"""T47: JSON that nests too deep, has numbers out of range, or has a million members.
 
 Depth, members and size are bounded before anything is decoded, in what callers send and in what servers answer, by
 whatever carrier. What one server answers costs its own call.
@@ -77,7 +77,7 @@ async def test_arguments_that_are_odd_break_nothing(guarded: tuple[HubProcess, L
 
 
 WHOLE = {label: text for label, text in ODD.items() if label != "levels that do not end"}
-"""Those of which a server can say where they end: what never does, on a stream, is no answer to anything."""
+"""Answers with a definite end: text that never ends, on a stream, answers nothing."""
 
 # -- what servers answer -----------------------------------------------------------------------------------------------
 
@@ -209,8 +209,8 @@ async def answering(file: Path, kind: str) -> AsyncIterator[int]:
                     continue
                 text = f'{{"jsonrpc":"2.0","id":{json.dumps(asked["id"])},{end_of(asked)}}}'
                 body = (f"data: {text}\n\n" if kind == "text/event-stream" else text).encode()
-                told = b"content-type: %b\r\ncontent-length: %d" % (kind.encode(), len(body))
-                writer.write(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (told, body))
+                received = b"content-type: %b\r\ncontent-length: %d" % (kind.encode(), len(body))
+                writer.write(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (received, body))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -23,7 +23,7 @@ from tests.unit.frontends.http.raw_client import opened as open_listener
 SOCKETS = 200
 
 
-def test_the_times_are_what_they_are_said_to_be() -> None:
+def test_the_time_limits_match_the_threat_table() -> None:
     settings = HttpListenerSettings()
     assert settings.header_seconds <= 10
     assert settings.body_seconds <= 10
@@ -46,7 +46,7 @@ def test_a_network_address_gets_no_more_room(addresses: list[str]) -> None:
 
 
 async def test_rejected_websockets_get_no_more_room_than_others(tmp_path: Path) -> None:
-    """A token that is none is answered on the socket, as relays before this one did."""
+    """An invalid token is answered on the socket, as earlier relays did."""
     upgrade = encoded_upgrade("/mcp_endpoint/mcp/?token=none")
     async with opened(tmp_path, limits={"connections_per_address": 20}) as (hub, _):
         async with attacking(hub.port, upgrade, 60) as wires:
@@ -119,7 +119,7 @@ async def has_ended(wire: Wire) -> bool:
 
 
 async def test_a_client_that_does_not_read_is_disconnected_and_costs_little(tmp_path: Path) -> None:
-    """Each asks again and again for a list of which it reads nothing."""
+    """Each requests a list again and again, and reads none of them."""
     ask = encoded(legacy("tools/list"))
     lines = "".join(f"{name}: {value}\r\n" for name, value in [*BASE, *key_header(KEY)])
     request = f"POST /mcp HTTP/1.1\r\n{lines}content-length: {len(ask)}\r\n\r\n".encode() + ask

@@ -72,7 +72,7 @@ async def test_a_server_that_compresses_is_not_understood_and_costs_nothing(tmp_
 
 @asynccontextmanager
 async def bombing(coding: str) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server of which every answer is a bomb, and the heads of what it was asked."""
+    """A server with compressed bombs as answers, and the heads of its requests."""
     heads: list[bytes] = []
     body = bomb(zlib.compress)
 
@@ -97,7 +97,7 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-async def test_what_is_not_compressed_is_taken(guarded: tuple[HubProcess, Ledger]) -> None:
+async def test_uncompressed_bodies_are_accepted(guarded: tuple[HubProcess, Ledger]) -> None:
     """Else the tests above could not fail."""
     async with connected(guarded[0].port) as wire:
         headers = [*BASE, *key_header(KEY), ("content-encoding", "identity")]

@@ -34,8 +34,8 @@ class Endless(Scripted):
         self.sent = 0
         self.ended = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        token = str(heard.message["params"].get("_meta", {}).get("progressToken", 0))
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        token = str(request.message["params"].get("_meta", {}).get("progressToken", 0))
         out.write(EVENTS)
         piece = self._piece.replace(b"TOKEN", token.encode())
         try:

@@ -1,4 +1,4 @@
-"""T52: a server writes a line without end, something that is no text, or a flood to its standard error.
+"""T52: a server writes a line without end, bytes that are not text, or a flood to its standard error.
 
 Answer: a line may have 16 MiB (`reply_bytes`, as any answer); one byte more and the process is ended, the calls on it
 are told `executed: unknown`, and it is started again after a pause. Reading costs the same per byte however long the
@@ -32,24 +32,24 @@ def test_sixty_four_mebibytes_without_an_end_are_reported_once_and_never_kept() 
     limit = Limits().reply_bytes
     decoder = LineDecoder(limit)
     chunk = b"x" * CHUNK
-    told, slowest = [], 0.0
+    received, slowest = [], 0.0
     for _ in range(64 * MIB // CHUNK):
         began = time.thread_time()
-        told += decoder.feed(chunk)
+        received += decoder.feed(chunk)
         slowest = max(slowest, time.thread_time() - began)
-    assert [type(each) for each in told] == [Oversized]
+    assert [type(each) for each in received] == [Oversized]
     assert slowest < STALL_SECONDS
 
 
 def test_the_line_after_one_that_was_too_long_is_read() -> None:
     decoder = LineDecoder(8)
-    told = list(decoder.feed(b"x" * 100 + b"\n{}\n"))
-    assert [type(each) for each in told] == [Oversized, bytes]
-    assert told[1] == b"{}"
+    received = list(decoder.feed(b"x" * 100 + b"\n{}\n"))
+    assert [type(each) for each in received] == [Oversized, bytes]
+    assert received[1] == b"{}"
 
 
 @pytest.mark.parametrize("chunk", [b"\x00" * 99 + b"\n", bytes(range(256)) + b"\n", b"\xff\xfe\n", b"\r\n\r\n"])
-def test_what_is_no_text_comes_out_as_lines_and_breaks_nothing(chunk: bytes) -> None:
+def test_bytes_that_are_no_text_are_split_into_lines(chunk: bytes) -> None:
     decoder = LineDecoder(1024)
     list(decoder.feed(chunk * 3))
     assert list(decoder.feed(b'{"a":1}\n'))[-1] == b'{"a":1}'

@@ -34,7 +34,7 @@ SLOTS, QUEUE = 64 * 3 // 4, 256 * 3 // 4
 
 
 async def answers(caller: Caller, server: str = "shop") -> bool:
-    return (await caller.call(f"{server}.echo", {"text": "?"})).told == "ok"
+    return (await caller.call(f"{server}.echo", {"text": "?"})).reported == "ok"
 
 
 async def latencies(caller: Caller, calls: int = 200) -> list[float]:
@@ -78,8 +78,8 @@ async def test_five_hundred_slow_calls_of_one_tenant_hold_up_no_other(tmp_path: 
             if call.done():
                 check(call.result(), "overloaded")
         assert statistics.median(await latencies(bob)) < 5 * statistics.median(alone) + 0.1
-        told = await refusal_of(hub)
-        assert (told.status_code, told.headers["retry-after"]) == (429, "1")
+        response = await refusal_of(hub)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert sum(call.done() for call in calls) == refused
         ann.hang_up()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -103,8 +103,8 @@ async def test_in_the_whole_hub_a_tenant_has_as_many_calls_as_is_said(tmp_path: 
         tail = Tail(ledger.path)
         await eventually(lambda: len(tail.look().ran) == len(names), "three are under way")
         check(await ann.call("shop.echo", {"text": "x"}), "too_many_calls")
-        told = await refusal_of(hub)
-        assert (told.status_code, told.json()["title"]) == (429, "Too many calls at once")
+        response = await refusal_of(hub)
+        assert (response.status_code, response.json()["title"]) == (429, "Too many calls at once")
         assert await answers(bob)
         ann.hang_up()
         await asyncio.gather(*slow, return_exceptions=True)

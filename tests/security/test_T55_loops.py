@@ -36,12 +36,12 @@ class Turning(Scripted):
         super().__init__()
         self._is_new = is_new
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.method != "tools/list":
-            await super().on(heard, out)
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.method != "tools/list":
+            await super().on(request, out)
             return
         at = self.count("tools/list")
-        out.write(reply(heard.result({"tools": [tool("t")], "nextCursor": str(at) if self._is_new else "again"})))
+        out.write(reply(request.result({"tools": [tool("t")], "nextCursor": str(at) if self._is_new else "again"})))
 
 
 @pytest.mark.parametrize(("is_new", "pages"), [(False, 2), (True, 300)])
@@ -58,17 +58,17 @@ async def test_a_list_that_goes_on_for_ever_is_read_for_a_while(tmp_path: Path, 
 class Asking(Scripted):
     """A server of the modern era that answers every call with another wish to be called again."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.method == "server/discover":
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.method == "server/discover":
             info = {"name": "x", "version": "1"}
-            told = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": info}
-            out.write(reply(heard.result(told)))
+            received = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": info}
+            out.write(reply(request.result(received)))
         else:
-            await super().on(heard, out)
+            await super().on(request, out)
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         state = str(self.count("tools/call"))
-        out.write(reply(heard.result({"resultType": "input_required", "requestState": state})))
+        out.write(reply(request.result({"resultType": "input_required", "requestState": state})))
 
 
 async def test_a_server_that_wants_to_be_asked_again_for_ever_is_asked_ten_times(tmp_path: Path) -> None:

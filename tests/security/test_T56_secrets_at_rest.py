@@ -1,4 +1,4 @@
-"""T56: whoever gets hold of the disk, a backup of it or a file of the hub must not find a credential there.
+"""T56: the disk, a backup of it or a file of the hub is stolen; no credential must be readable there.
 
 Logins at servers are sealed by ChaCha20-Poly1305, one file each, under a key that has an id; what a file is of (its id,
 tenant, caller, server and key) is bound to it. Files are 0600 in a folder that is 0700, the key may be kept elsewhere
@@ -51,7 +51,7 @@ def modes_of(folder: Path) -> set[int]:
     return {stat.S_IMODE(os.stat(file).st_mode) for file in folder.iterdir()}
 
 
-def test_nothing_of_what_is_put_in_can_be_found_on_the_disk(tmp_path: Path) -> None:
+def test_stored_secrets_are_not_readable_on_the_disk(tmp_path: Path) -> None:
     vault = Vault(tmp_path)
     vault.put(Slot("search"), f"a {CANARY}".encode())
     vault.put(TENANT_SLOT, f"b {CANARY}".encode())
@@ -65,7 +65,7 @@ def test_nothing_of_what_is_put_in_can_be_found_on_the_disk(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("member", ["server", "tenant", "caller", "key", "sealed", "id"])
-def test_a_file_is_bound_to_what_it_is_of(tmp_path: Path, member: str) -> None:
+def test_a_sealed_file_is_bound_to_its_login(tmp_path: Path, member: str) -> None:
     vault = Vault(tmp_path)
     vault.put(TENANT_SLOT, b"secret")
     file = tmp_path / "credentials" / f"{TENANT_SLOT.id}.sealed"
@@ -205,7 +205,7 @@ def test_a_kill_anywhere_in_a_change_of_keys_loses_nothing(
     assert [Vault(tmp_path, settings).get(slot) for slot in slots] == [slot.server.encode() for slot in slots]
 
 
-def test_an_older_copy_under_another_name_does_not_come_in_for_what_is_there(tmp_path: Path) -> None:
+def test_an_older_copy_under_another_name_does_not_replace_a_login(tmp_path: Path) -> None:
     vault, slot, folder = Vault(tmp_path), Slot("s"), tmp_path / "credentials"
     vault.put(slot, b"old")
     older = (folder / f"{slot.id}.sealed").read_bytes()
@@ -279,7 +279,7 @@ class Anything(set[str]):
         return isinstance(token, str) and bool(token) and "token" in token
 
 
-async def test_what_callers_show_and_servers_are_shown_is_in_no_file_of_a_hub(tmp_path: Path) -> None:
+async def test_credentials_of_callers_and_servers_are_in_no_file_of_a_hub(tmp_path: Path) -> None:
     """With a journal, a caller's key, a server's header and a variable that is a secret, and a copy of it all."""
     env = {"CALLER_KEY": f"{CANARY}-caller-key", "HEADER": f"Bearer {CANARY}-header"}
     state = tmp_path / "state"
@@ -298,9 +298,7 @@ async def test_what_callers_show_and_servers_are_shown_is_in_no_file_of_a_hub(tm
     assert found_in(tmp_path) == []
 
 
-def test_the_command_line_lists_logins_without_what_is_secret_in_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_lists_logins_without_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`isthmus login --list`, `isthmus credentials rotate` and `isthmus logout`, one after the other."""
     token = StoredToken(f"{CANARY}-access", 4e9, 1.0, f"{CANARY}-refresh", "read")
     client = OAuthClient("id", f"{CANARY}-secret")

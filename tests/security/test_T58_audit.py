@@ -1,4 +1,4 @@
-"""T58: the audit log is tampered with, or loses what happened.
+"""T58: the audit log is tampered with, or misses events.
 
 Answer: each record's digest covers the one before, how far the log goes is signed outside of the database, and
 `isthmus audit verify` names the first record that is not as it was written. With `audit = "strict"` a call is in the
@@ -145,9 +145,9 @@ def run_sql(folder: Path, *statements: str) -> None:
 
 
 def test_an_untouched_log_is_whole(tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = verify(tampered, capsys)
-    assert (code, told["good"], told["bad"]) == (0, True, None)
-    assert told["records"] == told["last"] >= 10
+    code, received = verify(tampered, capsys)
+    assert (code, received["good"], received["bad"]) == (0, True, None)
+    assert received["records"] == received["last"] >= 10
 
 
 SWAP = "UPDATE audit SET content = (SELECT content FROM audit AS other WHERE other.number = 9 - audit.number)"
@@ -180,15 +180,15 @@ TAMPERINGS: dict[str, tuple[tuple[str, ...], int]] = {
 
 
 @pytest.mark.parametrize("how", TAMPERINGS)
-def test_what_was_changed_in_the_database_is_named(
+def test_records_changed_in_the_database_are_named(
     tampered: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     statements, number = TAMPERINGS[how]
     _, before = verify(tampered, capsys)
     run_sql(tampered, *statements)
-    code, told = verify(tampered, capsys)
-    assert (code, told["good"]) == (1, False)
-    assert told["bad"]["record"] == (number or before["last"] + 1)
+    code, received = verify(tampered, capsys)
+    assert (code, received["good"]) == (1, False)
+    assert received["bad"]["record"] == (number or before["last"] + 1)
     for words in (["tail", "-n", "99"], ["export"], ["export", "--format", "csv"]):
         assert main(["audit", *words, "--config", str(tampered / "isthmus.json")]) == 0, "the rest is still shown"
         assert capsys.readouterr().out
@@ -207,8 +207,8 @@ def test_records_that_another_program_appended_are_not_reported_as_signed(
     connection = sqlite3.connect(tampered / "state" / FILE, isolation_level=None)
     connection.execute("INSERT INTO audit VALUES (?, 1.0, ?, ?)", (point.number, content, point.digest))
     connection.close()
-    code, told = verify(tampered, capsys)
-    assert (code, before["unsigned"], told["unsigned"]) == (0, 0, 1)
+    code, received = verify(tampered, capsys)
+    assert (code, before["unsigned"], received["unsigned"]) == (0, 0, 1)
     assert main(["audit", "verify", "--config", str(tampered / "isthmus.json")]) == 0
     assert "unsigned records at the end: 1" in capsys.readouterr().out
     assert main(["audit", "tail", "-n", "99", "--config", str(tampered / "isthmus.json")]) == 0
@@ -217,8 +217,8 @@ def test_records_that_another_program_appended_are_not_reported_as_signed(
 def test_a_tail_that_was_cut_off_is_named(tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, before = verify(tampered, capsys)
     run_sql(tampered, f"DELETE FROM audit WHERE number > {before['last'] - 2}")
-    code, told = verify(tampered, capsys)
-    assert (code, told["bad"]["record"]) == (1, before["last"] - 1)
+    code, received = verify(tampered, capsys)
+    assert (code, received["bad"]["record"]) == (1, before["last"] - 1)
 
 
 def test_a_database_that_was_rolled_back_is_named(tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,9 +226,9 @@ def test_a_database_that_was_rolled_back_is_named(tampered: Path, capsys: pytest
         file.unlink()
     for file in (tampered / "older").glob("journal.db*"):
         shutil.copy(file, tampered / "state")
-    code, told = verify(tampered, capsys)
+    code, received = verify(tampered, capsys)
     assert code == 1
-    assert "missing at the end" in told["bad"]["why"]
+    assert "missing at the end" in received["bad"]["why"]
 
 
 @pytest.mark.parametrize("gone", ["checkpoint", "key"])
@@ -236,16 +236,16 @@ def test_a_checkpoint_or_a_key_that_is_gone_is_said_so(
     tampered: Path, capsys: pytest.CaptureFixture[str], gone: str
 ) -> None:
     (tampered / "state" / "audit" / gone).unlink()
-    code, told = verify(tampered, capsys)
+    code, received = verify(tampered, capsys)
     assert code == 1
-    assert gone in told["bad"]["why"]
+    assert gone in received["bad"]["why"]
 
 
 def test_a_database_that_is_gone_is_said_so(tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in (tampered / "state").glob("journal.db*"):
         file.unlink()
-    code, told = verify(tampered, capsys)
-    assert (code, told["bad"]["record"]) == (1, 1)
+    code, received = verify(tampered, capsys)
+    assert (code, received["bad"]["record"]) == (1, 1)
 
 
 async def test_a_hub_that_starts_with_a_log_that_was_cut_says_so_for_good(tampered: Path) -> None:
@@ -271,16 +271,18 @@ async def test_calls_events_and_strangers_are_in_the_log_within_a_moment(tmp_pat
             await http.post("bank.echo", json={"text": "denied"}, headers=key)
             await http.post("bank.pay", json={"nonce": 5}, headers=key)
             await http.post("bank.pay", json={"nonce": "y"}, headers={"authorization": "Bearer nobodys-key-at-all"})
-    told = records(await rows_of(tmp_path / "state"))
-    assert [told[0]["event"], told[-1]["event"]] == ["hub.started", "hub.stopped"]
-    ends = [(each["name"], each["outcome"], each["executed"]) for each in told if each["event"] == "call"]
+    received = records(await rows_of(tmp_path / "state"))
+    assert [received[0]["event"], received[-1]["event"]] == ["hub.started", "hub.stopped"]
+    ends = [(each["name"], each["outcome"], each["executed"]) for each in received if each["event"] == "call"]
     assert ends[-3:] == [
         ("bank.pay", "result", "yes"),
         ("bank.echo", "unknown_tool", "no"),
         ("bank.pay", "bad_arguments", "no"),
     ]
-    assert all((each["caller"], each["frontend"]) == ("planner", "rest") for each in told if each["event"] == "call")
-    assert [(each["status"], each["count"]) for each in told if each["event"] == "caller.refused"] == [(401, 1)]
+    assert all(
+        (each["caller"], each["frontend"]) == ("planner", "rest") for each in received if each["event"] == "call"
+    )
+    assert [(each["status"], each["count"]) for each in received if each["event"] == "caller.refused"] == [(401, 1)]
 
 
 async def test_every_way_in_is_named(tmp_path: Path, ledger: Ledger) -> None:
@@ -294,8 +296,8 @@ async def test_every_way_in_is_named(tmp_path: Path, ledger: Ledger) -> None:
         async with httpx2.AsyncClient(verify=TRUSTED, base_url=f"http://127.0.0.1:{hub.port}", timeout=30) as http:
             answer = await http.post("/a2a", json=body, headers={"a2a-version": "1.0"})
             assert "COMPLETED" in answer.text, answer.text
-    told = [each for each in records(await rows_of(tmp_path / "state")) if each["event"] == "call"]
-    assert {each["frontend"] for each in told if each["outcome"] == "result"} == {"rest", "mcp", "a2a"}
+    received = [each for each in records(await rows_of(tmp_path / "state")) if each["event"] == "call"]
+    assert {each["frontend"] for each in received if each["outcome"] == "result"} == {"rest", "mcp", "a2a"}
 
 
 async def test_the_log_is_in_a_database_too(tmp_path: Path, ledger: Ledger) -> None:
@@ -348,16 +350,16 @@ def killing(words: list[str], env: dict[str, str]) -> Iterator[Callable[[str], N
 
 
 async def check(state: Path, kills: int, slot: int) -> None:
-    """Every call that ran has begun in the log, and every one that anybody was told of has ended there."""
+    """Every call that ran has begun in the log, and every call with an answer has ended there."""
     keys = read_keys(state, slot)
     verification = Verification(None, read_checkpoint(state, keys, slot), keys.is_signed)
     rows = await rows_of(state, slot)
     for row in rows:
         verification.take(row)
     assert verification.end() is None
-    told = records(rows)
-    begun = {each["arguments"] for each in told if each["event"] == "call.begun"}
-    ended = {each["arguments"] for each in told if each["event"] == "call"}
+    received = records(rows)
+    begun = {each["arguments"] for each in received if each["event"] == "call.begun"}
+    ended = {each["arguments"] for each in received if each["event"] == "call"}
     scribe = RecordEncoder(keys.digesting)
 
     def digests(file: str) -> list[str]:
@@ -369,7 +371,7 @@ async def check(state: Path, kills: int, slot: int) -> None:
     assert set(ran) <= begun
     assert set(digests(TOLD)) <= ended
     assert max(Counter(ran).values()) == 1
-    assert "hub.unclean" in {each["event"] for each in told}
+    assert "hub.unclean" in {each["event"] for each in received}
 
 
 async def check_ends(state: Path) -> None:
@@ -377,11 +379,11 @@ async def check_ends(state: Path) -> None:
     configuration = Configuration(None, HubSettings(state=str(state), audit="strict"))
     for slot, journal in ((MAIN_LOG, await open_journal(configuration)), (1, MemoryJournal())):
         await close_audit(await open_audit(configuration, journal), journal)
-        told = records(await rows_of(state, slot))
-        begun = Counter(each["id"] for each in told if each["event"] == "call.begun")
-        ended = Counter(each["id"] for each in told if each["event"] in ("call", "call.lost") and each.get("id"))
+        received = records(await rows_of(state, slot))
+        begun = Counter(each["id"] for each in received if each["event"] == "call.begun")
+        ended = Counter(each["id"] for each in received if each["event"] in ("call", "call.lost") and each.get("id"))
         assert begun == ended
-        assert "call.lost" in {each["event"] for each in told}, "there must have been something to close"
+        assert "call.lost" in {each["event"] for each in received}, "there must have been something to close"
 
 
 @contextmanager
@@ -454,7 +456,7 @@ class OverStreams:
         process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=-3, env=environment())
         streams = cls(process)
         streams.ask(1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=WHO)
-        await streams.hear()
+        await streams.receive()
         return streams
 
     def ask(self, id: int, method: str, **params: Any) -> None:
@@ -465,24 +467,24 @@ class OverStreams:
     def pay(self, id: int, nonce: str, mode: str = "echo") -> None:
         self.ask(id, "tools/call", name="bank.pay", arguments={"nonce": nonce, "mode": mode})
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         async with asyncio.timeout(30):
-            told: dict[str, Any] = msgspec.json.decode(await self.process.stdout.readline())
-        return told
+            output: dict[str, Any] = msgspec.json.decode(await self.process.stdout.readline())
+        return output
 
 
 WHO = {"name": "test", "version": "1"}
 
 
-async def test_a_hub_over_standard_streams_is_audited_and_what_it_left_open_when_killed_is_ended_by_the_next(
+async def test_a_stdio_hub_is_audited_and_its_open_records_are_closed_by_the_next_hub(
     tmp_path: Path, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(tmp_path, {"bank": payer(ledger.path)}, hub={"audit": "strict"}, limits=PATIENT)
     configuration = configuration_of(config)
     hub = await OverStreams.start(config)
     hub.pay(2, "one")
-    assert "result" in await hub.hear()
+    assert "result" in await hub.receive()
     hub.pay(3, "hangs", "drop")
 
     async def has_run() -> bool:
@@ -498,9 +500,9 @@ async def test_a_hub_over_standard_streams_is_audited_and_what_it_left_open_when
     await close_audit(other, beside)
     capsys.readouterr()
     await verify_log(config, is_json=True)
-    told = msgspec.json.decode(capsys.readouterr().out)
-    assert (told["good"], told["records"]) == (True, 0)
-    assert [(each["open"], each["lost"]) for each in told["slots"]] == [(0, 1), (0, 0)]
+    output = msgspec.json.decode(capsys.readouterr().out)
+    assert (output["good"], output["records"]) == (True, 0)
+    assert [(each["open"], each["lost"]) for each in output["slots"]] == [(0, 1), (0, 0)]
     found = records(await rows_of(tmp_path / "state", 1))
     assert [(each["frontend"], each["outcome"]) for each in found if each["event"] == "call"] == [("stdio", "result")]
     (lost,) = [each for each in found if each["event"] == "call.lost"]

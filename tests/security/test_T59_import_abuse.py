@@ -1,4 +1,4 @@
-"""T59: a file that is imported stands for more than it says, or brings along what is not its to decide.
+"""T59: an imported file expands beyond its size, or brings settings that it must not set.
 
 The answer: files are read by safe loaders, up to 32 MiB, 200 levels and 100,000 values with their aliases followed;
 what is no regular file is not read. From another program's file come servers and nothing else: no callers, no keys, no
@@ -65,7 +65,7 @@ def test_a_file_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+def test_irregular_files_are_not_read(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "servers.json"
     if kind == "pipe":
         os.mkfifo(file)

@@ -1,6 +1,6 @@
 """T61: a node that was given up comes back and writes, or one with a stolen configuration joins.
 
-Nodes prove themselves to NATS and to the database, and then trust each other: whoever has the credentials is a node.
+Nodes prove themselves to NATS and to the database, and then trust each other: the credentials make a node.
 Shown here: without them nobody joins, and the hub serves its own servers meanwhile; what a stranger writes to the
 services of nodes costs a channel. Frames of another life of a node are ignored (`tests/cluster/test_nats.py`). A node
 that was stopped for so long that another took its place writes nothing; `tests/cluster_database/test_leases.py` shows
@@ -40,7 +40,7 @@ async def test_a_second_hub_on_the_same_state_is_refused(tmp_path: Path) -> None
     await second.aclose()
 
 
-async def test_what_was_decided_before_another_took_over_is_not_written(tmp_path: Path) -> None:
+async def test_writes_of_a_superseded_writer_are_refused(tmp_path: Path) -> None:
     """Each change names the version that it takes the place of: who missed one cannot write the next."""
     journal = SqliteJournal(tmp_path)
     assert await write(journal, Document("task", "me", "t", 1, 1.0, b"begun")) == "kept"
@@ -77,7 +77,7 @@ HEADS = [b"garbage", b"{}", b"[]", b"null", json.dumps(ANNOUNCED).encode()]
 STRANGE = [*map(frame, HEADS), *HEADS, b"\xff" * 64, b"\0"]
 
 
-async def test_what_a_stranger_writes_to_the_services_of_nodes_costs_its_channel(tmp_path: Path) -> None:
+async def test_a_strangers_messages_to_node_services_cost_its_channel(tmp_path: Path) -> None:
     async with (
         nats_server(tmp_path) as nats,
         node(tmp_path, nats.url, "a") as a,

@@ -1,4 +1,4 @@
-"""T62: what a caller says becomes part of a statement, or leads to another's rows.
+"""T62: text of a caller becomes part of a statement, or leads to another's rows.
 
 The answer: every statement is the code's own text, and every value goes beside it. What is put together at run time is
 made of a few words of ours, each known by name here. Every statement about what is kept names its owner, but for those

@@ -59,7 +59,7 @@ async def killed(folder: Path) -> list[int]:
     return left
 
 
-async def test_the_next_hub_ends_what_a_killed_one_left(tmp_path: Path) -> None:
+async def test_the_next_hub_ends_processes_of_a_killed_one(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     async with serving(other, busy(other / "theirs")):

@@ -1,4 +1,4 @@
-"""T70: the hub runs out of file descriptors, and nothing tells why connections are reset.
+"""T70: the hub runs out of file descriptors, and nothing reports why connections are reset.
 
 The listener looks for a free descriptor every second. Where there is none it says so once a minute, with the limit and
 what to do, and accepts again as soon as some are free.

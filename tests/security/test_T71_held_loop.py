@@ -1,10 +1,10 @@
 """T71: something that anybody may send or answer holds the event loop, and with it every other call.
 
 Hundreds of kinds of legal input go through every endpoint and come from every kind of server (`heavy_inputs`). Beside
-each kind, an innocent caller calls a tool on a connection of its own and a probe asks for `/healthz`. The hub itself
+each kind, a paced caller calls a tool on a connection of its own and a probe asks for `/healthz`. The hub itself
 counts for how long its event loop was busy without a pause, in processor time: never for over 50 ms.
 
-`make soak` drives each class of kinds for two minutes and prints how long the innocent caller waits
+`make soak` drives each class of kinds for two minutes and prints how long the paced caller waits
 (`tests.security.soak_held_loop`).
 """
 

@@ -1,4 +1,4 @@
-"""T72: a server, a caller or a device puts a script into what the console shows.
+"""T72: a server, a caller or a device puts a script into a text that the console shows.
 
 Names, descriptions, results, errors, log lines and images come from others. The console writes them as text, and its
 Content-Security-Policy allows no script but its own files.
@@ -133,7 +133,7 @@ async def go(page: Page, view: str) -> None:
     await expect(page.get_by_text("Loading")).to_have_count(0)
 
 
-async def test_no_page_runs_what_others_wrote(browser: Browser, hub: HubProcess) -> None:
+async def test_no_page_runs_foreign_scripts(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port, may_fail=True) as page:
         await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
         for view in VIEWS:

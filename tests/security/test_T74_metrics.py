@@ -1,6 +1,6 @@
-"""T74: `/metrics` tells a stranger what the hub does, or is made to lie or to grow by names that others choose.
+"""T74: `/metrics` discloses the hub's work to a stranger, or lies or grows because of names that others choose.
 
-The answer: operators only, or a key that opens nothing else, or whoever the operator says; a web page never. Label
+The answer: operators only, or a key that opens nothing else, or configured callers; a web page never. Label
 values are escaped, and callers, URIs and names that no server has are no labels.
 """
 
@@ -27,8 +27,8 @@ async def test_metrics_need_an_operator_or_the_key_of_the_scraper(tmp_path: Path
         assert statuses == {None: 401, "wrong" * 5: 401, ANN: 403, BOSS: 200, SCRAPER: 200}
         # The scraper's key opens nothing else.
         assert (await get(hub, "/v1/tools", SCRAPER)).status_code == 401
-        told = (await get(hub, "/readyz?verbose", SCRAPER)).json()
-        assert told == {"status": "ok"}
+        response = (await get(hub, "/readyz?verbose", SCRAPER)).json()
+        assert response == {"status": "ok"}
         text = (await get(hub, "/metrics", SCRAPER)).text
         assert 'isthmus_rejected_requests_total{frontend="metrics",status="401"} 2' in text
         assert 'isthmus_rejected_requests_total{frontend="rest",status="401"} 1' in text

@@ -1,4 +1,4 @@
-"""T75: another site frames the console, so that a signed-in person clicks what it shows without seeing it.
+"""T75: another site frames the console, so that a signed-in person clicks on hidden controls.
 
 No response of the console may be framed, errors and files included.
 """

@@ -1,4 +1,4 @@
-"""T77: a caller finds or calls by `search_tools` and `call_tool` what it may not call, or a text breaks the search.
+"""T77: a caller finds or calls a forbidden tool by `search_tools` and `call_tool`, or a text breaks the search.
 
 Answer: both use the caller's own view. The index of a search has the tools of that view and no others, so that neither
 ranks, counts nor suggestions depend on hidden ones: here every answer is the same, to the byte, as that of a hub that
@@ -148,9 +148,7 @@ async def test_no_search_depends_on_tools_that_the_caller_may_not_call(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_what_the_caller_may_not_call_is_unknown_to_call_tool(
-    hubs: tuple[HubProcess, HubProcess], name: str
-) -> None:
+async def test_forbidden_tools_are_unknown_to_call_tool(hubs: tuple[HubProcess, HubProcess], name: str) -> None:
     full, bare = [await answers(hub, "call_tool", {"name": name, "arguments": {"employee": "e"}}) for hub in hubs]
     assert full == bare
     assert all("unknown_tool" in answer and "secret" not in answer for answer in full)

@@ -1,4 +1,4 @@
-"""T78: a script that a model wrote tries to reach the host, to exhaust it, or to call what its caller may not."""
+"""T78: a script of a model tries to reach the host, to exhaust it, or to call a tool that its caller may not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def untyped(field: Field, code: str) -> dict[str, Any]:
 
 
 def ignored(code: str) -> str:
-    """The same code, of which the type checker looks at no line."""
+    """The same code, ignored by the type checker."""
     lines = code.split("\n")
     return "\n".join(line if line.endswith(":") else f"{line}  # type: ignore" for line in lines)
 
@@ -195,14 +195,14 @@ async def test_other_callers_are_served_while_scripts_compute(field: Field) -> N
 @pytest.mark.parametrize("walk", ["__cause__", "__context__", "__traceback__", "__class__", "__dict__", "__reduce__()"])
 async def test_the_exception_of_a_failed_call_carries_only_text(field: Field, walk: str) -> None:
     call = "try:\n    await shop_fail(why='no')\nexcept RuntimeError as e:\n    found = {}  # type: ignore\nfound"
-    told = await run(field, call.format("[type(each).__name__ for each in e.args]"))
-    assert told["structuredContent"]["result"] == ["str"]
+    response = await run(field, call.format("[type(each).__name__ for each in e.args]"))
+    assert response["structuredContent"]["result"] == ["str"]
     walked = await run(field, call.format(f"str(e.{walk})"))
     assert walked["isError"] or walked["structuredContent"]["result"] == "None"
     assert "isthmus" not in json.dumps(walked)
 
 
-async def test_what_a_script_prints_and_returns_is_bounded(field: Field) -> None:
+async def test_a_scripts_output_and_result_are_bounded(field: Field) -> None:
     printed = await run(field, "for _ in range(100_000):\n    print('x' * 100)")
     assert len(json.dumps(printed)) < 60_000
     assert "output_bytes" in printed["structuredContent"]["printed"]

@@ -1,4 +1,4 @@
-"""Every odd address in every place that takes one: on a frontend, in what a server says, or behind a name that changes.
+"""Every odd address in every place that takes one: on a frontend, from a server, or behind a changing name.
 
 What counts is not what is answered but who is dialled. Everything that a process connects to is noted before a packet
 leaves it (`sink.dialled`), and a sink listens on this machine's own addresses. Which places take an address is found by
@@ -69,7 +69,7 @@ def rpc(method: str, params: Any) -> Request:
     return "/a2a", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
-def said(part: Any, **more: Any) -> dict[str, Any]:
+def message_with(part: Any, **more: Any) -> dict[str, Any]:
     """A message with one part; each has an id of its own, else it would be taken for the one before."""
     return {"messageId": f"m{next(_numbers)}", "parts": [part], **more}
 
@@ -80,12 +80,12 @@ NOW, LATER = {"returnImmediately": True}, {"returnImmediately": False}
 
 def send_1_0(data: Any, **configuration: Any) -> dict[str, Any]:
     """The parameters of `SendMessage`."""
-    return {"message": said({"data": data}, role="ROLE_USER"), "configuration": {**NOW, **configuration}}
+    return {"message": message_with({"data": data}, role="ROLE_USER"), "configuration": {**NOW, **configuration}}
 
 
 def send_0_3(data: Any, **configuration: Any) -> dict[str, Any]:
     """The parameters of `message/send`."""
-    message = said({"kind": "data", "data": data}, kind="message", role="user")
+    message = message_with({"kind": "data", "data": data}, kind="message", role="user")
     return {"message": message, "configuration": {"blocking": False, **configuration}}
 
 
@@ -104,7 +104,8 @@ def send_vault(data: Any, **more: Any) -> dict[str, Any]:
 FIELDS: dict[str, Callable[[str, str], Request]] = {
     "mcp_target_url, 1.0": lambda url, _: rpc("SendMessage", send_1_0(command(url), **LATER)),
     "mcp_target_url, in a text": lambda url, _: rpc(
-        "SendMessage", {"message": said({"text": json.dumps(command(url))}, role="ROLE_USER"), "configuration": LATER}
+        "SendMessage",
+        {"message": message_with({"text": json.dumps(command(url))}, role="ROLE_USER"), "configuration": LATER},
     ),
     "mcp_target_url, 1.0 plain": lambda url, _: ("/a2a/rest/message:send", send_1_0(command(url), **LATER)),
     "mcp_target_url, 0.3": lambda url, _: rpc("message/send", send_0_3(command(url), blocking=True)),
@@ -130,11 +131,12 @@ FIELDS: dict[str, Callable[[str, str], Request]] = {
     ),
     "push, agentvault": lambda url, _: rpc("tasks/send", send_vault(NOTHING, webhookUrl=url)),
     "file part, 1.0": lambda url, _: rpc(
-        "SendMessage", {"message": said({"url": url, "mediaType": "image/png"}, role="ROLE_USER"), "configuration": NOW}
+        "SendMessage",
+        {"message": message_with({"url": url, "mediaType": "image/png"}, role="ROLE_USER"), "configuration": NOW},
     ),
     "file part, 0.3": lambda url, _: rpc(
         "message/send",
-        {"message": said({"kind": "file", "file": {"uri": url}}, kind="message", role="user")},
+        {"message": message_with({"kind": "file", "file": {"uri": url}}, kind="message", role="user")},
     ),
     "argument of a tool": lambda url, _: ("/v1/tools/s.t", {"url": url}),
 }
@@ -159,8 +161,8 @@ class Caller:
         async with connected(self._port) as wire:
             return str((await self._post(wire, rpc("SendMessage", send_1_0(NOTHING)))).json["result"]["task"]["id"])
 
-    async def told(self, field: str, url: str, task: str) -> str:
-        """What is answered to an address in a place."""
+    async def answer_to(self, field: str, url: str, task: str) -> str:
+        """The answer to an address in a place."""
         async with connected(self._port) as wire:
             return (await self._post(wire, FIELDS[field](url, task))).body.decode()
 
@@ -206,11 +208,13 @@ async def test_no_caller_has_the_hub_dial_where_it_must_not(tmp_path: Path) -> N
             task = await caller.task()
             urls = vectors(sink.port)
             for field in GUARDED:
-                assert "may not be dialled: its address is loopback" in await caller.told(field, urls[0], task), field
+                assert "may not be dialled: its address is loopback" in await caller.answer_to(field, urls[0], task), (
+                    field
+                )
             await caller.put(itertools.product(FIELDS, urls), task)
             await put_by_grpc(hub, urls, task)
-            assert sink.heard() == []
-            assert len(server.heard) > len(urls)  # it is heard who is called, and nobody else was
+            assert sink.connections() == []
+            assert len(server.heard) > len(urls)  # the server sees its calls, and the sink saw none
     assert set(recorded(tmp_path / "dialled")) == {at(server)}
 
 
@@ -249,7 +253,7 @@ async def test_a_name_with_changing_addresses_admits_no_connection(tmp_path: Pat
                 task = await caller.task()
                 await caller.put(itertools.product(FIELDS, [f"http://{REBINDING}:{sink.port}/"]), task)
             await eventually(lambda: _pushed(hub), "something was pushed")
-            assert sink.heard() == []
+            assert sink.connections() == []
     assert set(recorded(tmp_path / "dialled")) == {at(server), f"{PUBLIC}:{sink.port}"}
 
 
@@ -270,8 +274,8 @@ class Pointing(Scripted):
         super().__init__()
         self.urls = urls
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        _, way, number, *_ = heard.path.split("/")
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        _, way, number, *_ = request.path.split("/")
         url = self.urls[int(number)]
         out.write(getattr(self, f"say_{way}")(_in_a_header(url), url))
 

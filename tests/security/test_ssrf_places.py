@@ -1,4 +1,4 @@
-"""Every place in the package that can hold an address is known here, with what keeps it from being dialled unasked.
+"""Every place in the package that can hold an address is listed here, with its protection.
 
 Found by walking the package: fields of values, and names of members that are read by hand. A new one fails this test
 until somebody has said what it is, and put it into the matrix if callers or servers write it.
@@ -51,7 +51,7 @@ OPERATORS = listed("""
     upstream.server_settings.HttpSettings.url
     upstream.server_settings.JsonRpcSettings.url upstream.server_settings.WebSocketSettings.url
 """)
-"""Said by whoever runs the hub: exempt from the deny table, and dialled as it was resolved (T14)."""
+"""Configured by the operator: exempt from the deny table, and dialled as it was resolved (T14)."""
 
 CALLERS = {
     "core.ports.TargetSpec.url": "mcp_target_url",
@@ -159,7 +159,7 @@ def test_every_field_that_could_hold_an_address_is_known() -> None:
     assert places() - KNOWN == set(), "say in this file what they are, and put them into the matrix"
 
 
-def test_what_callers_and_servers_write_is_in_the_matrix() -> None:
+def test_addresses_from_callers_and_servers_are_in_the_matrix() -> None:
     for place, start in CALLERS.items():
         assert any(field.startswith(start) for field in FIELDS), place
     assert set(SERVERS.values()) <= set(WAYS)

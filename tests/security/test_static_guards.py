@@ -1,4 +1,4 @@
-"""What the code does nowhere, or in one place only, read from the code itself.
+"""Code that must not appear anywhere, or in one place only, checked in the source.
 
 A new way out, a new way to start a program or an address that is taken from a request fails here before anybody has to
 find it in a review. Where an exception is right it is listed by name, with its reason. That secrets are compared in
@@ -212,7 +212,7 @@ AUTHORITY = {b"host", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-f
              b"x-rewrite-url", b"x-real-ip"}  # fmt: skip
 
 
-def test_no_address_is_made_of_what_a_request_says_of_itself() -> None:
+def test_no_address_is_built_from_request_headers() -> None:
     """Neither Host nor what proxies write: addresses of the hub come from `public_url`, authority from the route."""
     found: dict[str, set[str]] = {}
     for name, tree in with_words(r"""(?i)["'](?:host|x-forwarded|forwarded|x-original|x-rewrite|x-real)"""):

@@ -1,6 +1,6 @@
-"""Addresses that a caller, or a server, must not get the hub to dial: each a way past a check that somebody once had.
+"""Addresses that the hub must not dial for a caller or a server: each bypasses a check of some earlier software.
 
-In `HOSTS` and `NAMES` a port is put behind the host: a sink's, so that whoever does dial is heard. `URLS` are whole.
+In `HOSTS` and `NAMES` a port is put behind the host: a sink's, so that every connection is seen. `URLS` are whole.
 """
 
 from __future__ import annotations

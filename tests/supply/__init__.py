@@ -1,1 +1,1 @@
-"""What is built and shipped: that it is made of these sources alone, and what it stands on."""
+"""Build and release: the artifacts contain these sources alone, with pinned dependencies."""

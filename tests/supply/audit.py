@@ -1,9 +1,9 @@
-"""`python -m tests.supply.audit [--strict]`: are there known vulnerabilities in what is pinned?
+"""`python -m tests.supply.audit [--strict]`: look for known vulnerabilities in the pinned packages.
 
 pip-audit, which is in the same environment, asks the package index and then the OSV database about each pin of each
 requirement file. Ends with 1 when something that is shipped has one; of what only tests run on it is told. pip-audit
 takes a package that nobody could be asked about for a sound one; here that is told, loudly, and ends with 2 if
-`--strict` is given: whoever releases says so, and who has no way to the index can still work. `make audit`.
+`--strict` is given: releases use it, and without access to the index the rest still works. `make audit`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SERVICES = ("pypi", "osv")
 ASK_SECONDS = 300
 STALL_SECONDS = 10
 NAMED_MAX = 5
-"""Of more packages that nobody could be asked about, these are named."""
+"""At most so many packages without an answer are named."""
 
 NOT_AUDITED = "NOT AUDITED"
-"""What a line begins with that nobody should overlook; CI repeats it at its end."""
+"""The prefix of important lines; CI repeats them at its end."""
 
 Ask = Callable[[Sequence[Pin], str], str]
 """What pip-audit writes as JSON of these, by one of the services; empty if it failed."""
@@ -37,7 +37,7 @@ class FileAudit:
 
     file: str
     unknown: set[str]
-    """Packages about which nobody answered."""
+    """Packages without an answer."""
     known: set[str] = field(default_factory=set)
     flaws: dict[str, str] = field(default_factory=dict)
     """By the package, its version and the id of a vulnerability: these and what mends it."""
@@ -59,18 +59,18 @@ def ask(pins: Sequence[Pin], service: str) -> str:
 
 
 def look_at(files: Sequence[Path], ask: Ask = ask) -> list[FileAudit]:
-    """Ask about every pin of these files, until somebody has answered of each; who answers nothing is asked no more."""
+    """Ask about every pin of these files, until each has an answer; a silent service is not asked again."""
     services = list(SERVICES)
     found: list[FileAudit] = []
     for file in files:
         pins = pins_of(file)
-        told = FileAudit(file.name, {_called(pin) for pin in pins})
+        received = FileAudit(file.name, {_called(pin) for pin in pins})
         for service in list(services):
-            missing = _rounds([pin for pin in pins if _called(pin) in told.unknown])
-            answered = [_take(told, ask(each, service)) for each in missing]
+            missing = _rounds([pin for pin in pins if _called(pin) in received.unknown])
+            answered = [_take(received, ask(each, service)) for each in missing]
             if missing and not any(answered):
                 services.remove(service)
-        found.append(told)
+        found.append(received)
     return found
 
 
@@ -89,7 +89,7 @@ def _rounds(pins: Sequence[Pin]) -> list[list[Pin]]:
     return [list(each.values()) for each in rounds]
 
 
-def _take(told: FileAudit, answer: str) -> bool:
+def _take(received: FileAudit, answer: str) -> bool:
     """Note what was answered; return whether that was anything."""
     try:
         dependencies = json.loads(answer)["dependencies"]
@@ -98,32 +98,36 @@ def _take(told: FileAudit, answer: str) -> bool:
     answered = [each for each in dependencies if "vulns" in each]  # the others have a `skip_reason` in its place
     for each in answered:
         called = f"{each['name']} {each['version']}"
-        told.unknown.discard(called)
-        told.known.add(called)
+        received.unknown.discard(called)
+        received.known.add(called)
         for flaw in each["vulns"]:
             mended = " or ".join(flaw["fix_versions"]) or "no release yet"
-            told.flaws[f"{called} {flaw['id']}"] = f"{called} ({flaw['id']}), mended by {mended}"
+            received.flaws[f"{called} {flaw['id']}"] = f"{called} ({flaw['id']}), mended by {mended}"
     return bool(answered)
 
 
 def report(found: Sequence[FileAudit], *, is_strict: bool) -> tuple[list[str], int]:
     """What to say, and how to end."""
-    lines = [line for told in found for line in _lines(told)]
-    is_shipped = any(told.flaws for told in found if told.file == f"{SHIPPED}.txt")
+    lines = [line for received in found for line in _lines(received)]
+    is_shipped = any(received.flaws for received in found if received.file == f"{SHIPPED}.txt")
     if is_shipped:
         lines.append("What is shipped has known vulnerabilities: make lock takes the newest versions.")
-    elif any(told.flaws for told in found):
+    elif any(received.flaws for received in found):
         lines.append("Only tests run on what has known vulnerabilities.")
-    is_unknown = any(told.unknown for told in found)
+    is_unknown = any(received.unknown for received in found)
     return lines, 1 if is_shipped else 2 if is_unknown and is_strict else 0
 
 
-def _lines(told: FileAudit) -> list[str]:
-    lines = [f"{told.file}: {len(told.known)} packages asked about, {len(told.flaws)} known vulnerabilities"]
-    lines += [f"  {flaw}" for flaw in sorted(told.flaws.values())]
-    if told.unknown:
-        some = ", ".join(sorted(told.unknown)[:NAMED_MAX]) + (" …" if len(told.unknown) > NAMED_MAX else "")
-        lines.append(f"{NOT_AUDITED}: nobody could be asked about {len(told.unknown)} packages of {told.file}: {some}")
+def _lines(received: FileAudit) -> list[str]:
+    lines = [
+        f"{received.file}: {len(received.known)} packages asked about, {len(received.flaws)} known vulnerabilities"
+    ]
+    lines += [f"  {flaw}" for flaw in sorted(received.flaws.values())]
+    if received.unknown:
+        some = ", ".join(sorted(received.unknown)[:NAMED_MAX]) + (" …" if len(received.unknown) > NAMED_MAX else "")
+        lines.append(
+            f"{NOT_AUDITED}: nobody could be asked about {len(received.unknown)} packages of {received.file}: {some}"
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The pins of a requirement file, as uv writes them. The standard library will do: the auditor has no more."""
+"""The pins of a requirement file, as uv writes them. Standard library only, because the auditor has no more."""
 
 from __future__ import annotations
 

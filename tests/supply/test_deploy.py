@@ -31,7 +31,7 @@ def test_everything_that_the_image_copies_is_there_and_not_ignored() -> None:
     assert {source.partition("/")[0] for source in sources} == kept
 
 
-def test_what_the_image_installs_is_pinned_with_hashes() -> None:
+def test_packages_of_the_image_are_pinned_with_hashes() -> None:
     installs = [step.rest for steps in STAGES.values() for step in steps if " pip install " in step.rest]
     assert installs
     assert [line for line in installs if "--require-hashes" not in line and "--no-deps" not in line] == []
@@ -52,7 +52,7 @@ def test_a_container_needs_a_key_first_and_then_serves(tmp_path: Path) -> None:
     assert answers(command, tmp_path, env)
 
 
-def test_compose_uses_what_the_image_offers() -> None:
+def test_compose_matches_the_image() -> None:
     hub = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["hub"]
     assert hub["build"]["target"] in STAGES
     offered = {step.word: step.rest for step in STAGES["slim"]}

@@ -1,4 +1,4 @@
-"""deploy/helm: helm accepts the chart, and what it makes of it fits the hub. No Kubernetes runs here."""
+"""deploy/helm: helm accepts the chart, and the rendered manifests fit the hub. No Kubernetes runs here."""
 
 from __future__ import annotations
 

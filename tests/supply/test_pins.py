@@ -1,4 +1,4 @@
-"""What is installed is what was pinned: every package by the hashes of its files, and from no address of ours."""
+"""Exactly the pinned packages are installed: by the hashes of their files, and from no address of ours."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_no_file_of_the_repository_names_a_registry() -> None:
 
 
 @pytest.mark.parametrize("name", ["serve", SHIPPED, "test", "frameworks", "fuzz"])
-def test_what_the_project_needs_is_pinned_at_a_version_that_will_do(name: str) -> None:
-    """Who adds a dependency, or raises one, has to pin it again: what nobody pinned has no hash."""
+def test_requirements_are_pinned_at_a_matching_version(name: str) -> None:
+    """A new or raised dependency has to be pinned again, because only pins have hashes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"], *(each for extra in BROUGHT.get(name, ()) for each in extras[extra])]
@@ -107,7 +107,7 @@ def test_few_packages_are_shipped() -> None:
         "click @ git+ssh\n",
     ],
 )
-def test_what_is_no_pin_is_noticed(text: str, tmp_path: Path) -> None:
+def test_an_invalid_pin_is_reported(text: str, tmp_path: Path) -> None:
     file = tmp_path / "odd.txt"
     file.write_text(text)
     with pytest.raises(ValueError, match=r"not a pin|neither a hash"):

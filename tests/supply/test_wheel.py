@@ -1,4 +1,4 @@
-"""What people install is this source and nothing else.
+"""The wheel and the sdist contain this source and nothing else.
 
 Others were robbed by a release whose repository was clean: the wheel had one file more, a `.pth`, which Python runs at
 every start.
@@ -52,7 +52,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f"isthmus-{__version__}"
 
 
-def test_it_holds_the_package_and_what_is_said_of_it_and_nothing_more(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_the_package_and_its_metadata_only(wheel: zipfile.ZipFile) -> None:
     names = {PurePosixPath(name) for name in wheel.namelist()}
     said = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     sources = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "isthmus").rglob("*.py")}
@@ -116,7 +116,7 @@ def test_a_release_has_the_address_of_its_repository_in_its_urls_and_links(tmp_p
     assert re.findall(r"\]\((?!https?:|#)[^)]*\)", readme) == []
 
 
-def test_what_it_needs_is_named_and_never_fetched_from_an_address(wheel: zipfile.ZipFile) -> None:
+def test_requirements_are_named_and_never_fetched_from_an_address(wheel: zipfile.ZipFile) -> None:
     needed = Parser().parsestr(wheel.read(f"{INFO}/METADATA").decode()).get_all("Requires-Dist") or []
     assert needed
     assert not [line for line in needed if "@" in line or "://" in line]

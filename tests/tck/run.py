@@ -165,7 +165,7 @@ def read_report(path: Path) -> Counts:
 
 
 def judge(counts: Counts, kit: str, gaps: Sequence[Gap]) -> tuple[list[str], list[Gap]]:
-    """What failed and nobody knew, and which gaps are none any more."""
+    """Unknown failures, and known gaps that are fixed."""
     surprising = sorted(test for test in counts.failed if not any(gap.covers(kit, test) for gap in gaps))
     mended = [gap for gap in gaps if gap.is_of(kit) and not _is_open(gap, counts, kit)]
     return surprising, mended

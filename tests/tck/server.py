@@ -1,4 +1,4 @@
-"""An MCP server that reports, asks and waits as it is told, and does what the compatibility kits of A2A expect.
+"""An MCP server that reports, asks and waits on request, and behaves as the compatibility kits of A2A expect.
 
 `python server.py OTHERS LEDGER` speaks MCP over its standard streams. A kit says by the id of a message what its
 agent is to do, and the tool `tck` gets that id. Everything comes out of ordinary results and questions, so what a kit

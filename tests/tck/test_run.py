@@ -1,4 +1,4 @@
-"""What is said of a kit's run: nothing fails unknown, and nothing is excused that passes."""
+"""The verdict on a kit's run: no unknown failure passes, and no passing test is listed as a gap."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_report_is_counted(tmp_path: Path) -> None:
         (set(), [], True),
     ],
 )
-def test_only_what_is_known_may_fail_and_it_must(failed: set[str], surprising: list[str], *, is_mended: bool) -> None:
+def test_only_known_gaps_may_fail_and_they_must(failed: set[str], surprising: list[str], *, is_mended: bool) -> None:
     assert judge(Counts(1, 0, frozenset(failed)), "1.0", [KNOWN]) == (surprising, [KNOWN] if is_mended else [])
 
 
@@ -56,11 +56,11 @@ def test_the_agent_is_configured_as_it_is_by_default() -> None:
     assert tables_for(1, None)["a2a"] == {"text_tool": "tck.tck"}
 
 
-async def test_what_is_pushed_is_passed_on_to_the_port_in_its_path() -> None:
-    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+async def test_pushes_are_forwarded_to_the_port_in_their_path() -> None:
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.set_result(await reader.readuntil(b"{}"))
+        received.set_result(await reader.readuntil(b"{}"))
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         writer.close()
 
@@ -70,7 +70,7 @@ async def test_what_is_pushed_is_passed_on_to_the_port_in_its_path() -> None:
         target = server.sockets[0].getsockname()[1]
         writer.write(b"POST /relay:%d/webhook HTTP/1.1\r\nx-a: b\r\nContent-Length: 2\r\n\r\n{}" % target)
         assert await reader.read() == b"HTTP/1.1 204 No Content\r\n\r\n"
-        said = await heard
+        said = await received
         assert said.startswith(b"POST /webhook HTTP/1.1\r\n")
         assert b"x-a: b\r\n" in said
         writer.close()

@@ -1,4 +1,4 @@
-"""What the health probes say about broken servers, to operators and to others."""
+"""The health probes report broken servers, to operators in detail and to others in brief."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ async def test_a_broken_server_makes_the_hub_degraded_and_keeps_it_in_rotation(t
             return (await get(hub, "/readyz")).status_code == 200
 
         await until(is_ready)
-        await until(lambda: is_said(hub, "degraded"))
+        await until(lambda: is_reported(hub, "degraded"))
         assert (await get(hub, "/livez")).json() == {"status": "ok"}
         for path in ("/healthz", "/readyz", "/healthz?verbose", "/readyz?verbose"):
             for key in (None, ANN):
                 answer = await get(hub, path, key)
                 assert (answer.status_code, answer.json()) == (200, {"status": "degraded"})
-        told = (await get(hub, "/readyz?verbose", BOSS)).json()
-        assert told["storage"] == "ok"
-        assert told["servers"]["tools"] == {"state": "ready", "reason": None, "required": False}
-        assert told["servers"]["broken"]["state"] == "retrying"
-        assert "there-is-no-such-program" in told["servers"]["broken"]["reason"]
+        response = (await get(hub, "/readyz?verbose", BOSS)).json()
+        assert response["storage"] == "ok"
+        assert response["servers"]["tools"] == {"state": "ready", "reason": None, "required": False}
+        assert response["servers"]["broken"]["state"] == "retrying"
+        assert "there-is-no-such-program" in response["servers"]["broken"]["reason"]
 
 
-async def is_said(hub: HubProcess, status: str) -> bool:
+async def is_reported(hub: HubProcess, status: str) -> bool:
     return bool((await get(hub, "/healthz")).json()["status"] == status)
 
 

@@ -150,17 +150,19 @@ async def test_the_parent_is_in_meta_and_the_context_of_http_is_a_link(tmp_path:
 async def test_without_tracing_the_context_is_forwarded_as_it_is_and_baggage_ends_at_the_hub(tmp_path: Path) -> None:
     async with serving(tmp_path, {"tools": traced()}, limits=PATIENT) as hub:
         meta = {"traceparent": PARENT, "tracestate": "vendor=1", "baggage": "user=admin", "Baggage": "user=root"}
-        told = (await call(hub, "tools.context", {}, meta=meta))["content"][0]["text"]
-        assert f"'traceparent': '{PARENT}'" in told
-        assert "'tracestate': 'vendor=1'" in told
-        assert "admin" not in told
-        assert "root" not in told
-        told = (await call(hub, "tools.context", {}, traceparent=OTHER, tracestate="x=y", baggage="a=b"))["content"][0]
-        assert f"'traceparent': '{OTHER}'" in told["text"]
-        assert "'tracestate': 'x=y'" in told["text"]
-        assert "baggage" not in told["text"]
-        told = (await call(hub, "tools.context", {}, traceparent="nonsense"))["content"][0]
-        assert "traceparent" not in told["text"]
+        response = (await call(hub, "tools.context", {}, meta=meta))["content"][0]["text"]
+        assert f"'traceparent': '{PARENT}'" in response
+        assert "'tracestate': 'vendor=1'" in response
+        assert "admin" not in response
+        assert "root" not in response
+        response = (await call(hub, "tools.context", {}, traceparent=OTHER, tracestate="x=y", baggage="a=b"))[
+            "content"
+        ][0]
+        assert f"'traceparent': '{OTHER}'" in response["text"]
+        assert "'tracestate': 'x=y'" in response["text"]
+        assert "baggage" not in response["text"]
+        response = (await call(hub, "tools.context", {}, traceparent="nonsense"))["content"][0]
+        assert "traceparent" not in response["text"]
 
 
 async def test_a_collector_that_is_away_costs_spans_and_no_call(tmp_path: Path) -> None:
@@ -227,8 +229,8 @@ def listening() -> Iterator[tuple[Listening, str]]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = json.loads(self.rfile.read(int(headers["content-length"])))
             result = server.answer(request, headers)
-            told = {"result": result} if result is not None else {"error": {"code": -32601, "message": "no"}}
-            body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **told}).encode()
+            received = {"result": result} if result is not None else {"error": {"code": -32601, "message": "no"}}
+            body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **received}).encode()
             self.send_response(200 if "id" in request else 202)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body) if "id" in request else 0))

@@ -1,4 +1,4 @@
-"""The server that forks hubs for the tests: what it reports, what it gives them, and what it refuses to share."""
+"""The server that forks hubs for the tests: its reports, its resources, and its refusals."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def preloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
     sys.modules.pop("drawing", None)
 
 
-def test_what_a_module_draws_as_it_is_loaded_is_drawn_again_wherever_it_is(preloaded: Path) -> None:
+def test_random_values_of_a_module_are_drawn_again_after_a_fork(preloaded: Path) -> None:
     preloaded.write_text(
         "import secrets\nKEY = secrets.token_bytes(9)\nOTHER = KEY\nMARK = f'a-{secrets.token_hex(4)}-b'\n"
     )
@@ -90,7 +90,7 @@ def test_what_a_module_draws_as_it_is_loaded_is_drawn_again_wherever_it_is(prelo
     assert before["MARK"] != module.MARK
 
 
-def test_a_module_that_hides_what_it_draws_as_it_is_loaded_is_refused(preloaded: Path) -> None:
+def test_a_module_with_hidden_random_values_is_refused(preloaded: Path) -> None:
     preloaded.write_text("import secrets\nclass Keys:\n    own = secrets.token_bytes()\n")
 
     with pytest.raises(RuntimeError, match="draws a secret"):

@@ -1,4 +1,4 @@
-"""What the project promises about itself, where no linter has a rule for it.
+"""Conventions of the project that no linter checks.
 
 The sources are read as syntax trees, never imported, so a module that cannot load is still checked.
 """
@@ -152,7 +152,7 @@ def test_only_the_egress_guard_connects_to_anything() -> None:
     assert files_that_mention({"connect"}) & with_sockets <= {"transport/egress.py"}
 
 
-def test_only_what_makes_a_hub_reads_the_environment() -> None:
+def test_only_packages_that_create_hubs_read_the_environment() -> None:
     readers = files_that_mention({"environ", "environb", "getenv", "getenvb"})
     assert {name.split("/")[0] for name in readers} <= {"app", "cli", "library"}
 

@@ -1,4 +1,4 @@
-"""The runner of long tests: it continues where it was ended, and its report says what failed and what was not run."""
+"""The runner of long tests continues after an interruption, and its report names failed and skipped sections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WELL = Section("well", "R01", "prints a line", program=("platform",))
 BAD = Section("bad", "R02", "is not there", program=("no_such_module_of_tests",))
 
 
-def test_a_second_run_continues_with_what_the_first_left(tmp_path: Path) -> None:
+def test_a_second_run_continues_after_the_first(tmp_path: Path) -> None:
     first = Soak(tmp_path, 0.5, [WELL, BAD])
     assert first.run(["well"])
     again = Soak(tmp_path, 0.5, [WELL, BAD])
@@ -40,7 +40,7 @@ def test_another_commit_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not Soak(tmp_path, 0.5, [WELL]).resume()
 
 
-def test_the_report_has_verdicts_figures_and_what_was_not_run(tmp_path: Path) -> None:
+def test_the_report_has_verdicts_figures_and_skipped_sections(tmp_path: Path) -> None:
     run = Soak(tmp_path, 0.01, [WELL, BAD, Section("later", "R03", "comes later")])
     run.done["well"] = Outcome("passed", 2.0, "2026-01-01T00:00:00+00:00", figures=[{"seed": 7, "calls": 3}], tests=4)
     run.run(["bad"])

@@ -1,4 +1,4 @@
-"""Servers whose lists are huge, run in circles or never stand still: bounded work, and right answers."""
+"""Servers with lists that are huge, circular or always changing: bounded work, and right answers."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ async def test_cursors_in_a_circle_are_followed_once(kind: str, tmp_path: Path) 
     servers = {"round": stdio(command("raw_server", "--mode", f"lying_list:{kind}"))}
     async with serving(tmp_path, servers) as hub:
         await until_complete(hub.url)
-        told = await doctor(tmp_path)
+        response = await doctor(tmp_path)
         async with client_over_http(hub.url_of("round")) as client:
             assert set(await all_tools(client)) == OWN
             assert not (await client.call_tool("echo", {"text": "still here"})).is_error
-    assert "circle" in told
+    assert "circle" in response
 
 
 @pytest.mark.one_process("it counts how often one process reads a list; each node reads it for itself")
@@ -88,18 +88,18 @@ async def restless(carrier: str, ledger: Ledger, spawn: Spawn) -> dict[str, Any]
 
 async def follow(url: str, ledger: Ledger) -> None:
     """Hear of three changes, with a call after each, and count what that cost the server."""
-    heard = Listener()
-    async with client_over_http(url, mode="legacy", listener=heard) as client:
+    notified = Listener()
+    async with client_over_http(url, mode="legacy", listener=notified) as client:
         started, known = time.monotonic(), readings(ledger)
         async with asyncio.timeout(30):
             for _ in range(3):
-                await heard.changed.wait()
-                heard.changed.clear()
+                await notified.changed.wait()
+                notified.changed.clear()
                 assert not (await client.call_tool("echo", {"text": "in between"})).is_error
         described = {tool.name: tool.description for tool in (await client.list_tools()).tools}
-        told, read, elapsed = len(heard.heard), readings(ledger) - known, time.monotonic() - started
+        received, read, elapsed = len(notified.messages), readings(ledger) - known, time.monotonic() - started
 
     # The server announced a thousand times as much; each of these would have been another reading of its list.
     assert read <= elapsed + SLACK, url
-    assert told <= elapsed + SLACK, url
+    assert received <= elapsed + SLACK, url
     assert "has changed 0 times" not in str(described["turn"]), url

@@ -1,4 +1,4 @@
-"""Servers with 10,000 tools, and with pages of 6 MiB: everybody sees all of it. What is longer is cut, and says so."""
+"""Servers with 10,000 tools, and with pages of 6 MiB: every caller sees all. Longer lists are cut, with a note."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_lists_beyond_a_limit_are_cut_and_the_operator_learns_which(tmp_pa
     assert logged.count(reason) == 1
 
 
-async def test_a_list_that_grows_beyond_a_limit_leaves_what_the_hub_had(tmp_path: Path) -> None:
+async def test_a_list_that_grows_beyond_a_limit_keeps_the_former_one(tmp_path: Path) -> None:
     over_http = ("raw_server", "--transport", "http", "--era", "legacy", "--mode", "many:100,pages:1")
     async with (
         http_peer(*over_http) as peer,

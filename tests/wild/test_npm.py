@@ -20,7 +20,7 @@ from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import call_with_progress, client_over_http
 from tests.peers.npm_servers import everything_over_http, npm_command
 from tests.peers.sdk1_steps import Step, run_sdk1
-from tests.peers.survey import HEARD_SECONDS
+from tests.peers.survey import NOTIFICATION_SECONDS
 from tests.peers.surveyor import MessageListener, plain, subscribed
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("npm")]
@@ -110,7 +110,7 @@ async def test_everything_answers_each_kind_of_request(hub: HubProcess, server: 
 async def test_the_everything_server_notifies_of_watched_and_new_resources(hub: HubProcess, server: str) -> None:
     ear = MessageListener()
     async with (
-        asyncio.timeout(HEARD_SECONDS),
+        asyncio.timeout(NOTIFICATION_SECONDS),
         client_over_http(hub.url_of(server), mode="legacy", listener=ear) as client,
     ):
         await subscribed(client, DOCUMENT)
@@ -119,9 +119,9 @@ async def test_the_everything_server_notifies_of_watched_and_new_resources(hub: 
         await client.call_tool("toggle-subscriber-updates", {})
         zipped = {"name": f"{server}.gz", "data": "data:text/plain,hello", "outputType": "resourceLink"}
         link = plain(await client.call_tool("gzip-file-as-resource", zipped))["content"][0]
-        listed, heard = set[str](), 0
+        listed, response = set[str](), 0
         while link["uri"] not in listed:  # an earlier announcement may be about something else
-            heard = await ear.wait_for("resources", heard)
+            response = await ear.wait_for("resources", response)
             listed = {resource.uri for resource in (await client.list_resources()).resources}
         read = plain(await client.read_resource(link["uri"]))["contents"][0]
 
@@ -167,12 +167,12 @@ async def test_the_file_server_asks_each_conversation_for_its_own_roots(hub: Hub
             return ListRootsResult(roots=[Root(uri=FileUrl(root.as_uri()))])
 
         async with Client(hub.url_of("filesystem"), mode="legacy", list_roots_callback=roots) as client:
-            async with asyncio.timeout(HEARD_SECONDS):
+            async with asyncio.timeout(NOTIFICATION_SECONDS):
                 while str(root) not in (  # noqa: ASYNC110 - it takes them up when it does
-                    told := text_of(await client.call_tool("list_allowed_directories", {}))
+                    received := text_of(await client.call_tool("list_allowed_directories", {}))
                 ):
                     await asyncio.sleep(0.05)
-        return told
+        return received
 
     one, two = await asyncio.gather(allowed("one"), allowed("two"))
     assert ("two" in one, "one" in two) == (False, False)
@@ -181,7 +181,7 @@ async def test_the_file_server_asks_each_conversation_for_its_own_roots(hub: Hub
 async def test_the_memory_server_shows_tools_and_its_graph(hub: HubProcess) -> None:
     ear = MessageListener()
     async with (
-        asyncio.timeout(HEARD_SECONDS),
+        asyncio.timeout(NOTIFICATION_SECONDS),
         client_over_http(hub.url_of("memory"), mode="legacy", listener=ear) as client,
     ):
         shown = plain(client.server_capabilities)

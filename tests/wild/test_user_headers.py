@@ -71,14 +71,14 @@ async def test_a_users_header_reaches_the_server_that_receives_it_and_no_other(
     receiving = {"url": peer.url, "headers": {"X-Team": "blue"}, "user_headers": ["X-User-Id", "X-Tenant"]}
     async with inside(tmp_path, {"told": receiving, "untold": {"url": peer.url}}) as hub:
         given = {"x-user-id": "ann", "Authorization": "Bearer hers", "X-Team": "red", "Mcp-Session-Id": "forged"}
-        told, untold = await hub.shown("told", given), await hub.shown("untold", given)
+        received, untold = await hub.shown("told", given), await hub.shown("untold", given)
         other, nobody = await hub.shown("told", {"X-User-Id": "bob"}), await hub.shown("told", {})
         refused = await hub.ask("told.meta", {"X-User-Id": "ann\r\nX-Admin: yes"})
 
-    assert told["x-user-id"] == "ann"
-    assert told["x-team"] == "blue"
-    assert told.get("mcp-session-id") != "forged"
-    assert not told.keys() & {"authorization", "x-tenant"}
+    assert received["x-user-id"] == "ann"
+    assert received["x-team"] == "blue"
+    assert received.get("mcp-session-id") != "forged"
+    assert not received.keys() & {"authorization", "x-tenant"}
     assert not untold.keys() & {"x-user-id", "authorization", "x-team"}
     assert other["x-user-id"] == "bob"
     assert "x-user-id" not in nobody

@@ -193,7 +193,7 @@ async def test_nothing_is_ever_posted_to_an_endpoint_of_another_origin(
         whole = (await client.get(f"http://127.0.0.1:{hub.port}/v1/servers/old")).json()["reason"]
 
     assert "wants its messages sent to" in shown
-    assert other.at("") in whole, "who operates the hub is told where"
+    assert other.at("") in whole, "the operator gets the address"
     assert other.at("") not in shown
     assert ledger.lines() == []
 

@@ -1,1 +1,1 @@
-"""What runs in the frameworks' environment. Functions are tests; the files are not called so, and are run by name."""
+"""Tests that run in the frameworks' environment. Pytest does not collect the files; they are run by name."""

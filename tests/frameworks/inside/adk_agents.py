@@ -131,8 +131,8 @@ async def test_progress_comes_at_increasing_times_before_the_end(service: ToolSe
             events.append(event)
             if event.partial:  # the tool waits for this, so it has not ended yet
                 await service.execute_tool(ToolRequest("docs.go"))
-    told = [event.custom_metadata["tool_progress"]["progress"] for event in events if event.partial]
-    assert told == [1, 2, 3]
+    received = [event.custom_metadata["tool_progress"]["progress"] for event in events if event.partial]
+    assert received == [1, 2, 3]
     times = [event.timestamp for event in events]
     assert times == sorted(set(times))
     assert events[-1].content.parts[0].text == "{'result': '3 steps'}"
@@ -158,13 +158,13 @@ async def test_an_agent_may_have_no_tools_of_its_own(service: ToolService) -> No
     )
 
 
-async def test_a_conversation_goes_on_in_its_session_and_may_begin_with_what_was_said(service: ToolService) -> None:
+async def test_a_conversation_continues_its_session_and_may_begin_with_history(service: ToolService) -> None:
     agent = agent_of("first", "second")
     said = [{"role": "user", "content": "I am Ann."}, {"role": "assistant", "content": "Hello Ann."}, "Who am I?"]
     await execute(agent, TaskRequest(messages=said, session_id="s"))
     await execute(agent, TaskRequest(description="And now?", session_id="s"))
-    heard = [(each.role, each.parts[0].text) for each in model_of(agent).requests[1].contents]
-    assert heard == [
+    received = [(each.role, each.parts[0].text) for each in model_of(agent).requests[1].contents]
+    assert received == [
         ("user", "I am Ann."),
         ("model", "Hello Ann."),
         ("user", "Who am I?"),
@@ -245,7 +245,7 @@ async def test_the_decision_function_is_asked_and_its_answer_applies(
     assert (f"erased {path}" in ledger.lines()) is is_approved
 
 
-async def test_without_a_decision_the_response_names_what_waits_and_a_later_request_decides(
+async def test_an_undecided_response_names_the_pending_calls_and_a_later_request_decides(
     service: ToolService,
 ) -> None:
     agent = agent_of({"mcp_docs_erase": {"path": "c"}}, repeat_answer)
@@ -288,7 +288,7 @@ async def test_an_unlisted_name_is_answered_with_its_status(
     assert (result.tool_name, result.status, result.error_message) == (name, status, words)
 
 
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path) -> None:
     async with audited(tmp_path) as service:
         task = await TaskEngine(service).create_task_request(
             tool_names=["echo", "chat_log"], description="Try.", user_context=SUE, session_id="talk"

@@ -1,4 +1,4 @@
-"""What the tests of google-adk share: a model that says what it is told to, and a server to call."""
+"""Shared by the tests of google-adk: a model with scripted responses, and a server to call."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Scripted(BaseLlm):
         yield LlmResponse(content=types.Content(role="model", parts=_parts(said)))
 
     def declarations(self, request: int = -1) -> dict[str, types.FunctionDeclaration]:
-        """The functions that it was told of."""
+        """The functions that it was offered."""
         tools = self.requests[request].config.tools or []
         return {each.name: each for tool in tools for each in tool.function_declarations or []}
 
@@ -62,7 +62,7 @@ def _parts(said: str | dict[str, Any]) -> list[types.Part]:
 
 
 def last_response(request: LlmRequest) -> dict[str, Any]:
-    """What the last function answered, as the model is told."""
+    """The last function's result as the model receives it."""
     answered = request.contents[-1].parts[-1].function_response
     assert answered is not None
     return dict(answered.response)

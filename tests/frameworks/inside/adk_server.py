@@ -1,4 +1,4 @@
-"""An MCP server on the official SDK for the tests of google-adk: it tells what it is sent, and waits where it is told.
+"""An MCP server on the official SDK for the tests of google-adk: it returns its input, and can wait.
 
 It listens on a free port of loopback, and imports nothing of the hub.
 """

@@ -109,11 +109,11 @@ async def test_an_unknown_tool_name_is_reported_once_and_costs_only_itself(
     toolset = HubToolset(service, tool_filter=["docs.serch", "docs.go"])
     for _ in range(2):
         assert await names(toolset) == ["mcp_docs_go"]
-    (told,) = [record.getMessage() for record in caplog.records if "docs.serch" in record.getMessage()]
-    assert told.startswith("There is no tool 'docs.serch'. Did you mean docs.search")
+    (received,) = [record.getMessage() for record in caplog.records if "docs.serch" in record.getMessage()]
+    assert received.startswith("There is no tool 'docs.serch'. Did you mean docs.search")
 
 
-async def test_what_a_user_may_not_use_is_not_listed(service: ToolService) -> None:
+async def test_forbidden_tools_are_not_listed(service: ToolService) -> None:
     assert await names(HubToolset(service, user_context=ONLY_SEARCH)) == ["mcp_docs_search"]
     talk = Conversation([HubToolset(service, user_context_provider=lambda _: ONLY_SEARCH)], "nothing to do")
     await talk.say("hello")
@@ -155,9 +155,9 @@ async def test_with_a_prefix_names_stay_as_short_as_providers_take_them(service:
     toolset = HubToolset(service, tool_name_prefix=prefix, user_context=UserContext("ann"))
     talk = Conversation([toolset], "nothing to do")
     await talk.say("hello")
-    told = list(talk.model.declarations())
-    here, now = [name for name in told if "a_tool_whose" in name]
-    assert max(map(len, told)) == 64
+    received = list(talk.model.declarations())
+    here, now = [name for name in received if "a_tool_whose" in name]
+    assert max(map(len, received)) == 64
     talk.model.turns += [{here: {}, now: {}}, "done"]
     called = [each["tool_name"] for each in answers(await talk.say("both"))]
     assert called == [f"builtin.{each.full_name}" for each in long]
@@ -241,8 +241,8 @@ async def test_progress_is_seen_while_the_tool_runs_and_is_never_stored(service:
             events.append(event)
             if event.partial:  # without this the tool would wait for ever, so it was seen before the end
                 await service.execute_tool(ToolRequest("docs.go"))
-    told = [event.custom_metadata["tool_progress"] for event in events if event.partial]
-    assert [(each["progress"], each["total"], each["message"]) for each in told] == [
+    received = [event.custom_metadata["tool_progress"] for event in events if event.partial]
+    assert [(each["progress"], each["total"], each["message"]) for each in received] == [
         (1, 3, "step 1"),
         (2, 3, "step 2"),
         (3, 3, "step 3"),
@@ -284,7 +284,7 @@ async def test_a_picture_goes_to_the_model_as_a_picture(service: ToolService) ->
     assert [part.inline_data.mime_type for part in response.parts] == ["image/png"]
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     events = await Conversation([HubToolset(service)], {"mcp_docs_drawing": {}}, "done").say("draw")
     (response,) = [each for event in events for each in event.get_function_responses()]
     assert (response.response["result"], response.parts) == ("a line\n[image image/svg+xml, 70 bytes]", None)
@@ -376,8 +376,11 @@ async def test_tools_without_a_toolset_say_so_too(service: ToolService, name: st
 async def test_tools_and_toolsets_of_one_agent_are_all_suggested(service: ToolService) -> None:
     tools = [HubTool(await service.resolve("docs.search"), service), HubToolset(service, tool_filter=["echo"])]
     talk = Conversation(tools, {"mcp_docs_serch": {}, "mcp_builtin_ehco": {}}, "well")
-    told = [answer["error"] for answer in answers(await talk.say("Do it."))]
-    assert ["Did you mean mcp_docs_search?" in told[0], "Did you mean mcp_builtin_echo?" in told[1]] == [True, True]
+    received = [answer["error"] for answer in answers(await talk.say("Do it."))]
+    assert ["Did you mean mcp_docs_search?" in received[0], "Did you mean mcp_builtin_echo?" in received[1]] == [
+        True,
+        True,
+    ]
 
 
 async def test_a_tool_of_a_server_that_did_not_come_is_unavailable(tmp_path: Path) -> None:
@@ -398,7 +401,7 @@ async def test_of_several_toolsets_the_one_that_denies_counts_and_all_suggest(se
     assert "Did you mean mcp_builtin_echo" in misspelt["error"]
 
 
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path) -> None:
     async with audited(tmp_path) as service:
         both = [
             HubToolset(service, user_context=SUE, tool_filter=["chat_log"], require_confirmation=True),
@@ -593,8 +596,8 @@ async def test_a_tool_in_the_background_needs_the_id_of_a_call_and_room(service:
     assert isinstance(index, HubTool)
     background = index.options.background
     assert background is not None
-    told = index._start_background(ToolRequest("docs.index"), None, background)
-    assert (told["status"], told["error"]) == (
+    received = index._start_background(ToolRequest("docs.index"), None, background)
+    assert (received["status"], received["error"]) == (
         "unavailable",
         "docs.index was not started: its call has no id to fetch the result by",
     )
@@ -615,7 +618,7 @@ async def test_a_call_for_which_there_is_no_room_in_the_background_is_in_the_aud
     assert await refused_in(tmp_path) == [("builtin.chat_log", "overloaded")]
 
 
-async def test_failures_in_the_background_are_reported_and_closing_stops_what_runs(
+async def test_background_failures_are_reported_and_closing_stops_running_calls(
     service: ToolService, ledger: Ledger
 ) -> None:
     toolset = HubToolset(service, run_in_background=True)
@@ -654,7 +657,7 @@ async def test_a_toolset_opens_a_service_when_it_is_asked_and_closes_it_with_the
     await toolset.close()
 
 
-async def test_closing_also_closes_what_is_just_being_opened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_also_closes_a_service_that_is_starting(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[ToolService] = []
     is_opening, may_open = threading.Event(), threading.Event()
     plain = ToolService.initialize
@@ -724,9 +727,9 @@ def test_a_forked_worker_has_a_service_of_its_own() -> None:
 async def test_the_model_learns_of_an_unreachable_hub_and_the_agent_goes_on() -> None:
     toolset = HubToolset(hub="http://127.0.0.1:1/mcp")
     talk = Conversation([toolset], {UNAVAILABLE: {}}, repeat_answer)
-    told = text_of(await talk.say("hello"))
-    assert "The hub cannot be reached" in told
-    assert "127.0.0.1" not in told + talk.model.declarations(0)[UNAVAILABLE].description
+    received = text_of(await talk.say("hello"))
+    assert "The hub cannot be reached" in received
+    assert "127.0.0.1" not in received + talk.model.declarations(0)[UNAVAILABLE].description
 
 
 async def test_a_server_that_is_not_there_costs_only_its_own_tools(url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -750,12 +753,12 @@ async def test_tools_of_others_are_not_asked_about_names(service: ToolService) -
     assert answer["status"] == "not_found"
 
 
-def test_a_timeout_that_is_none_is_refused_at_once() -> None:
+def test_an_invalid_timeout_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="timeout must be a number of seconds, 0 or more, not '5'"):
         HubToolset(config={}, timeout="5")
 
 
-def test_a_toolset_is_of_a_service_or_of_what_makes_one() -> None:
+def test_a_toolset_needs_a_service_or_a_configuration() -> None:
     for wrong in ({}, {"service": ToolService(), "config": {}}):
         with pytest.raises(ValueError, match="either a service"):
             HubToolset(**wrong)

@@ -88,7 +88,7 @@ def scripted(*turns: str | tuple[str, dict[str, Any]]) -> Scripted:
 
 
 def tool_messages(state: dict[str, Any]) -> list[ToolMessage]:
-    """What the model was told by tools."""
+    """The tool results that the model received."""
     return [message for message in state["messages"] if isinstance(message, ToolMessage)]
 
 
@@ -111,13 +111,13 @@ async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(ser
     tools = await hub_tools(service, task.available_tools)
     model = scripted(("mcp_docs_search", {"query": "canals"}), "it is about canals")
     state = await create_agent(model, tools).ainvoke(ASKED, {"configurable": {"thread_id": "thread 1"}})
-    (told,) = tool_messages(state)
+    (received,) = tool_messages(state)
     assert state["messages"][-1].content == "it is about canals"
     assert model.offered[0] == ["mcp_builtin_echo", "mcp_docs_search"]
-    assert "a document about canals" in told.content
-    assert told.artifact["structured_content"]["found"] == "a document about canals"
-    assert told.artifact["structured_content"]["meta"]["isthmus/session"] == "thread 1"
-    assert (told.status, told.artifact["status"]) == ("success", "success")
+    assert "a document about canals" in received.content
+    assert received.artifact["structured_content"]["found"] == "a document about canals"
+    assert received.artifact["structured_content"]["meta"]["isthmus/session"] == "thread 1"
+    assert (received.status, received.artifact["status"]) == ("success", "success")
 
 
 async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
@@ -212,10 +212,10 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
     finally:
         tool.remove("passing")
     state = await create_agent(scripted((name, arguments), "so be it"), tools).ainvoke(ASKED)
-    (told,) = tool_messages(state)
-    assert (told.status, told.artifact["status"]) == ("error", status)
-    assert re.search(words, told.content)
-    assert told.content == told.artifact["error"]["message"]
+    (received,) = tool_messages(state)
+    assert (received.status, received.artifact["status"]) == ("error", status)
+    assert re.search(words, received.content)
+    assert received.content == received.artifact["error"]["message"]
     assert state["messages"][-1].content == "so be it"
 
 
@@ -225,9 +225,9 @@ async def test_the_same_by_the_middleware(
 ) -> None:
     hub = HubMiddleware(service, timeout=seconds_for(status))
     state = await create_agent(scripted((name, arguments), "so be it"), middleware=[hub]).ainvoke(ASKED)
-    (told,) = tool_messages(state)
-    assert (told.status, told.artifact["status"]) == ("error", status)
-    assert re.search(words, told.content)
+    (received,) = tool_messages(state)
+    assert (received.status, received.artifact["status"]) == ("error", status)
+    assert re.search(words, received.content)
     assert state["messages"][-1].content == "so be it"
 
 
@@ -254,7 +254,7 @@ async def test_unreadable_arguments_are_reported_and_the_model_tries_again(
         assert state["messages"][-1].content == "about weirs"
 
 
-async def test_what_can_be_read_beside_it_is_executed(service: ToolService) -> None:
+async def test_valid_calls_beside_an_invalid_one_are_executed(service: ToolService) -> None:
     both = AIMessage(
         "",
         tool_calls=[{"name": "mcp_docs_search", "args": {"query": "weirs"}, "id": "read"}],
@@ -262,8 +262,8 @@ async def test_what_can_be_read_beside_it_is_executed(service: ToolService) -> N
     )
     model = Scripted(messages=iter([both, AIMessage("about weirs")]), offered=[])
     state = await create_agent(model, middleware=[HubMiddleware(service)]).ainvoke(ASKED)
-    told = {each.tool_call_id: each.artifact for each in tool_messages(state) if each.artifact is not None}
-    assert {call: record["status"] for call, record in told.items()} == {
+    received = {each.tool_call_id: each.artifact for each in tool_messages(state) if each.artifact is not None}
+    assert {call: record["status"] for call, record in received.items()} == {
         "broken": "invalid_parameters",
         "another": "invalid_parameters",
         "read": "success",
@@ -319,8 +319,10 @@ async def test_a_model_that_never_learns_it_is_not_asked_for_ever(service: ToolS
 async def test_of_a_list_of_tools_it_is_langgraph_that_answers_other_names(service: ToolService) -> None:
     tools = await hub_tools(service, ["docs.search"])
     state = await create_agent(scripted(("mcp_docs_serch", {}), "so be it"), tools).ainvoke(ASKED)
-    (told,) = tool_messages(state)
-    assert (told.status, told.artifact) == ("error", None), "docs/library.md says so, and names what to use instead"
+    (received,) = tool_messages(state)
+    assert (received.status, received.artifact) == ("error", None), (
+        "docs/library.md says so, and names what to use instead"
+    )
 
 
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
@@ -329,17 +331,17 @@ async def test_an_unlisted_name_is_answered_with_its_status(
 ) -> None:
     hub = HubMiddleware(service, user_context=user)
     state = await create_agent(scripted((name, {}), "so be it"), middleware=[hub]).ainvoke(ASKED)
-    (told,) = tool_messages(state)
-    assert (told.status, told.name, told.artifact["status"]) == ("error", name, status)
-    assert told.content.startswith(words)
-    assert told.content == told.artifact["error"]["message"]
+    (received,) = tool_messages(state)
+    assert (received.status, received.name, received.artifact["status"]) == ("error", name, status)
+    assert received.content.startswith(words)
+    assert received.content == received.artifact["error"]["message"]
     assert state["messages"][-1].content == "so be it"
     blocking = create_agent(scripted((name, {}), "well"), middleware=[hub])
-    assert tool_messages(await asyncio.to_thread(blocking.invoke, ASKED))[0].artifact == told.artifact
+    assert tool_messages(await asyncio.to_thread(blocking.invoke, ASKED))[0].artifact == received.artifact
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_blocking: bool) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path, *, is_blocking: bool) -> None:
     async with audited(tmp_path) as service:
         names = ["mcp_builtin_ech", "mcp_builtin_timestamp", "mcp_builtin_echo"]
         broken = [unreadable("mcp_builtin_echo", "{", "broken"), unreadable("made_up", "{", "another")]
@@ -371,8 +373,8 @@ async def test_a_name_that_one_hub_does_not_have_may_be_anothers(service: ToolSe
 
     hubs = [HubMiddleware(service, ["echo"]), Other(service, ["docs.search"])]
     model = scripted(("mcp_docs_search", {"query": "weirs"}), ("mcp_docs_index", {"steps": 1}), "done")
-    told = tool_messages(await create_agent(model, middleware=hubs).ainvoke(ASKED))
-    assert [each.artifact["status"] for each in told] == ["success", "not_found"]
+    received = tool_messages(await create_agent(model, middleware=hubs).ainvoke(ASKED))
+    assert [each.artifact["status"] for each in received] == ["success", "not_found"]
 
 
 @pytest.mark.parametrize("is_denied_first", [True, False])
@@ -384,8 +386,8 @@ async def test_of_several_hubs_the_one_that_denies_counts(service: ToolService, 
         hubs = [HubMiddleware(service, user_context=SEARCHER), Other(other, ["echo"])]
         model = scripted(("mcp_docs_go", {}), "well")
         agent = create_agent(model, middleware=hubs if is_denied_first else hubs[::-1])
-        (told,) = tool_messages(await agent.ainvoke(ASKED))
-    assert told.artifact["status"] == "unauthorized"
+        (received,) = tool_messages(await agent.ainvoke(ASKED))
+    assert received.artifact["status"] == "unauthorized"
 
 
 async def test_a_tool_node_can_name_the_hub_for_other_names(service: ToolService) -> None:
@@ -429,8 +431,8 @@ def test_langgraph_may_call_its_words_otherwise() -> None:
 
 async def test_the_conversation_may_be_read_from_the_configuration(service: ToolService) -> None:
     (search,) = await hub_tools(service, ["docs.search"], session_id=lambda config: config["metadata"]["room"])
-    told = await search.ainvoke({"query": "weirs"}, {"metadata": {"room": "r1"}})
-    assert '"isthmus/session":"r1"' in told.replace(" ", "")
+    response = await search.ainvoke({"query": "weirs"}, {"metadata": {"room": "r1"}})
+    assert '"isthmus/session":"r1"' in response.replace(" ", "")
 
 
 async def test_a_failure_can_be_had_as_an_exception(service: ToolService) -> None:
@@ -476,13 +478,13 @@ async def test_a_tool_that_needs_approval_waits_for_it(
     (question,) = state["__interrupt__"]
     assert question.value == {"type": "approval", "tool": "docs.erase", "parameters": {"path": path}}
     state = await agent.ainvoke(Command(resume=reply), config)
-    (told,) = tool_messages(state)
-    assert (told.artifact["status"], words in told.content) == (ending, True)
+    (received,) = tool_messages(state)
+    assert (received.artifact["status"], words in received.content) == (ending, True)
     noted = (folder / "ledger").read_text() if (folder / "ledger").exists() else ""
     assert (f"erased {path}" in noted) == (ending == "success")
 
 
-async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+async def test_added_tools_are_offered_at_the_next_turn(service: ToolService) -> None:
     model = scripted(("mcp_docs_grow", {"name": "chained"}), ("mcp_docs_chained", {}), "grown")
 
     async def is_listed() -> bool:
@@ -507,7 +509,7 @@ def test_live_tools_without_a_loop(service: ToolService) -> None:
     assert tool_messages(state)[0].artifact["status"] == "success"
 
 
-async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) -> None:
+async def test_a_run_gets_the_tools_of_its_own_user(service: ToolService) -> None:
     names = ["docs.search", "docs.erase"]
     hub = HubMiddleware(service, names, lambda config: config["configurable"].get("user"))
     model = scripted("nothing to do", "nothing to do")
@@ -517,7 +519,7 @@ async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) ->
     assert model.offered == [["mcp_docs_search"], ["mcp_docs_search", "mcp_docs_erase"]]
 
 
-async def test_arguments_may_be_called_whatever_they_are(service: ToolService) -> None:
+async def test_arguments_may_have_any_name(service: ToolService) -> None:
     def clashing(self: str, config: str, run_manager: str, callbacks: str = "none") -> str:
         """All names that the framework uses itself."""
         return f"{self} {config} {run_manager} {callbacks}"
@@ -566,7 +568,7 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert (text["text"], image["type"], image["mime_type"]) == ("a pixel", "image", "image/png")
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     (drawing,) = await hub_tools(service, ["docs.drawing"])
     assert await drawing.ainvoke({}) == "a line\n[image image/svg+xml, 70 bytes]"
 

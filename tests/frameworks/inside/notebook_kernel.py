@@ -91,7 +91,7 @@ class Notebook:
 
 @pytest.fixture(scope="module", autouse=True)
 def nobody_s_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels, and who looks for them, read and leave nothing in the folder of whoever runs the tests."""
+    """Kernels and their clients read and leave nothing in the home folder of the user that runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
@@ -129,7 +129,7 @@ def test_the_example_runs_cell_by_cell(notebook: Notebook) -> None:
     assert "Did you mean builtin.knead" in said[3]
 
 
-def test_what_the_manual_shows_runs_in_cells(notebook: Notebook, tmp_path: Path) -> None:
+def test_examples_of_the_manual_run_in_cells(notebook: Notebook, tmp_path: Path) -> None:
     shown = re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     file = tmp_path / "mcp.json"
     file.write_text('{"mcpServers": {}}')

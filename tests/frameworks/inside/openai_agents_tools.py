@@ -62,12 +62,12 @@ def scripted(*turns: str | tuple[str, Any]) -> ScriptedModel:
 
 
 def outputs(result: Any) -> list[ToolCallOutputItem]:
-    """What the model was told by tools."""
+    """The tool results that the model received."""
     return [item for item in result.new_items if isinstance(item, ToolCallOutputItem)]
 
 
 def offered(model: ScriptedModel) -> list[list[str]]:
-    """The tools of which it was told, turn by turn."""
+    """The tools that it was given, turn by turn."""
     return [[each.name for each in call.tools] for call in model.calls]
 
 
@@ -87,13 +87,13 @@ async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(ser
     model = scripted(("mcp_docs_search", {"query": "canals"}), "it is about canals")
     agent = Agent("librarian", model=model, tools=[*await hub_tools(service, task.available_tools)])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
-    (told,) = outputs(result)
+    (received,) = outputs(result)
     assert result.final_output == "it is about canals"
     assert offered(model)[0] == ["mcp_builtin_echo", "mcp_docs_search"]
-    assert "a document about canals" in told.output
-    assert told.custom_data["status"] == "success"
-    assert told.custom_data["structured_content"]["found"] == "a document about canals"
-    assert told.custom_data["structured_content"]["meta"]["isthmus/session"] == "group 1"
+    assert "a document about canals" in received.output
+    assert received.custom_data["status"] == "success"
+    assert received.custom_data["structured_content"]["found"] == "a document about canals"
+    assert received.custom_data["structured_content"]["meta"]["isthmus/session"] == "group 1"
 
 
 async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
@@ -127,15 +127,15 @@ async def test_the_hub_is_one_server_with_the_same_tools(service: ToolService) -
     async with server:
         agent = Agent("librarian", model=model, mcp_servers=[server])
         result = await Runner.run(agent, "please", run_config=UNTRACED)
-    (told,) = outputs(result)
+    (received,) = outputs(result)
     assert offered(model)[0] == ["mcp_builtin_echo", "mcp_docs_search"]
-    assert told.custom_data["structured_content"]["meta"]["isthmus/session"] == "mine"
+    assert received.custom_data["structured_content"]["meta"]["isthmus/session"] == "mine"
     elsewhere = await server.call_tool("mcp_docs_erase", {"path": "all"})
     assert elsewhere.is_error, "it is no tool of this server"
 
 
 @pytest.mark.parametrize("name", ["user_context", "headers"])
-def test_a_server_takes_no_functions_since_the_sdk_does_not_say_whose_a_call_is(
+def test_a_hub_server_rejects_functions_because_the_sdk_does_not_pass_the_caller(
     service: ToolService, name: str
 ) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a value, not a function: A HubServer "):
@@ -174,7 +174,7 @@ async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolSer
         await HubServer(service, ["docs.serach"]).connect()
 
 
-async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) -> None:
+async def test_a_run_gets_the_tools_of_its_own_user(service: ToolService) -> None:
     tools = await hub_tools(service, ["docs.search", "docs.erase"], lambda context: context.context)
     model = scripted("nothing to do", "nothing to do")
     agent: Agent[Any] = Agent("librarian", model=model, tools=[*tools])
@@ -190,10 +190,10 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
     tools = await hub_tools(service, timeout=seconds_for(status))
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), tools=[*tools])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
-    (told,) = outputs(result)
-    assert told.custom_data["status"] == status
-    assert re.search(words, told.output)
-    assert told.output == told.custom_data["error"]["message"]
+    (received,) = outputs(result)
+    assert received.custom_data["status"] == status
+    assert re.search(words, received.output)
+    assert received.output == received.custom_data["error"]["message"]
     assert result.final_output == "so be it"
 
 
@@ -202,10 +202,10 @@ async def test_the_same_by_the_server(service: ToolService, name: str, arguments
     server = HubServer(service, timeout=seconds_for(status))
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), mcp_servers=[server])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
-    (told,) = outputs(result)
-    assert told.custom_data["status"] == status
-    assert re.search(words, told.output["text"])
-    assert told.output["text"] == told.custom_data["error"]["message"]
+    (received,) = outputs(result)
+    assert received.custom_data["status"] == status
+    assert re.search(words, received.output["text"])
+    assert received.output["text"] == received.custom_data["error"]["message"]
     assert result.final_output == "so be it"
 
 
@@ -215,21 +215,21 @@ async def test_arguments_that_the_sdk_cannot_read_are_reported_by_the_server(
 ) -> None:
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), mcp_servers=[HubServer(service)])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
-    (told,) = outputs(result)
-    assert re.search(words, told.output)
-    assert (told.custom_data["status"], told.custom_data["error"]["message"]) == (status, told.output)
+    (received,) = outputs(result)
+    assert re.search(words, received.output)
+    assert (received.custom_data["status"], received.custom_data["error"]["message"]) == (status, received.output)
     assert result.final_output == "so be it"
 
 
-async def test_what_a_program_says_of_other_failures_of_its_servers_stays_its_own(service: ToolService) -> None:
+async def test_a_programs_own_error_settings_of_servers_stay(service: ToolService) -> None:
     class Broken(HubServer):
         async def call_tool(self, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("broken")
 
     server = Broken(service, failure_error_function=lambda context, error: "sorry")
     agent = Agent("librarian", model=scripted(("mcp_docs_go", {}), "well"), mcp_servers=[server])
-    (told,) = outputs(await Runner.run(agent, "please", run_config=UNTRACED))
-    assert told.output == "sorry"
+    (received,) = outputs(await Runner.run(agent, "please", run_config=UNTRACED))
+    assert received.output == "sorry"
     server = HubServer(service, failure_error_function=None)
     agent = Agent("librarian", model=scripted(("mcp_docs_go", "{"), "never said"), mcp_servers=[server])
     with pytest.raises(ModelBehaviorError):  # the program wants it so
@@ -254,16 +254,16 @@ async def test_an_unlisted_name_is_answered_with_its_status(
     else:
         agent.tools = [*await hub_tools(service, user_context=user)]
     result = await Runner.run(agent, "please", run_config=config)
-    (told,) = outputs(result)
-    assert told.output.startswith(words)
+    (received,) = outputs(result)
+    assert received.output.startswith(words)
     assert [(call_id, each.status, each.error_message) for call_id, each in refusals] == [
-        ("call_0", status, told.output)
+        ("call_0", status, received.output)
     ]
     assert result.final_output == "so be it"
 
 
 @pytest.mark.parametrize("is_server", [True, False])
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_server: bool) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path, *, is_server: bool) -> None:
     async with audited(tmp_path) as service:
         model = scripted(
             ("mcp_builtin_ech", {}),
@@ -288,7 +288,7 @@ async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_se
     assert await refused_in(tmp_path) == expected
 
 
-async def test_what_a_server_of_tools_is_asked_for_and_has_not_is_in_the_log(tmp_path: Path) -> None:
+async def test_missing_tools_of_a_server_are_in_the_log(tmp_path: Path) -> None:
     async with audited(tmp_path) as service:
         server = HubServer(service, ["echo"], SUE)
         for name in ("mcp_builtin_ech", "mcp_builtin_timestamp", "mcp_builtin_echo"):
@@ -303,7 +303,7 @@ async def test_a_run_that_is_streamed_goes_on_after_such_a_name_too(service: Too
     result = Runner.run_streamed(agent, "please", run_config=config)
     items = [event.item async for event in result.stream_events() if isinstance(event, RunItemStreamEvent)]
     unknown, denied = [item.output for item in items if isinstance(item, ToolCallOutputItem)]
-    assert [unknown, denied] == [told.output for told in outputs(result)]
+    assert [unknown, denied] == [received.output for received in outputs(result)]
     assert unknown.startswith("There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search")
     assert denied.startswith("user 'ann' may not use docs.go")
     assert result.final_output == "so be it"
@@ -324,9 +324,9 @@ async def test_a_tool_of_the_hub_that_this_agent_was_not_given_is_not_found(serv
     config = hub_run_config(service, run_config=UNTRACED, on_refusal=lambda call_id, result: refusals.append(result))
     tools = await hub_tools(service, ["docs.search"])
     agent = Agent("librarian", model=scripted(("mcp_docs_go", {}), "so be it"), tools=[*tools])
-    (told,) = outputs(await Runner.run(agent, "please", run_config=config))
-    assert told.output == "There is no tool 'mcp_docs_go'."
-    assert [(each.status, each.error_message) for each in refusals] == [("not_found", told.output)]
+    (received,) = outputs(await Runner.run(agent, "please", run_config=config))
+    assert received.output == "There is no tool 'mcp_docs_go'."
+    assert [(each.status, each.error_message) for each in refusals] == [("not_found", received.output)]
 
 
 @pytest.mark.parametrize("is_server", [True, False])
@@ -340,7 +340,7 @@ async def test_a_run_without_its_configuration_is_ended_by_the_sdk(service: Tool
         await Runner.run(agent, "please", run_config=UNTRACED)
 
 
-async def test_what_a_run_says_of_other_errors_stays_its_own(service: ToolService) -> None:
+async def test_a_runs_own_error_formatter_stays(service: ToolService) -> None:
     own = RunConfig(tracing_disabled=True, tool_error_formatter=lambda call: f"{call.kind}, sorry")
     config = hub_run_config(service, run_config=own)
     agent = Agent(
@@ -381,7 +381,7 @@ async def test_a_tool_that_needs_approval_waits_for_it(service: ToolService, fol
     await wait_for_note(folder, "erased run")
 
 
-async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+async def test_added_tools_are_offered_at_the_next_turn(service: ToolService) -> None:
     async def is_listed() -> bool:
         return "docs.ran" in await service.list_tools()
 
@@ -417,9 +417,9 @@ async def test_a_tool_that_goes_while_the_model_thinks_is_not_found(service: Too
     given: dict[str, Any] = {"mcp_servers": [HubServer(service)]} if is_server else {"tools": await hub_tools(service)}
     agent = Agent("librarian", model=Distracted(turns), **given)
     result = await Runner.run(agent, "please", run_config=hub_run_config(service, run_config=UNTRACED))
-    (told,) = outputs(result)
-    assert told.custom_data["status"] == "not_found"
-    assert "There is no tool 'mcp_builtin_passing'." in str(told.output)
+    (received,) = outputs(result)
+    assert received.custom_data["status"] == "not_found"
+    assert "There is no tool 'mcp_builtin_passing'." in str(received.output)
     assert result.final_output == "so be it"
     model = scripted("nothing to do")
     await Runner.run(agent.clone(model=model), "again", run_config=UNTRACED)
@@ -440,8 +440,8 @@ async def test_a_user_whose_permission_is_taken_back_while_the_model_thinks_is_r
     turns = [[function_call("mcp_docs_erase", {"path": "revoked"}, call_id="call_0")], [assistant_message("so be it")]]
     agent = Agent("librarian", model=Revoked(turns), tools=[*tools])
     result = await Runner.run(agent, "please", run_config=hub_run_config(service, run_config=UNTRACED))
-    (told,) = outputs(result)
-    assert told.custom_data["status"] == "unauthorized"
+    (received,) = outputs(result)
+    assert received.custom_data["status"] == "unauthorized"
     ledger = folder / "ledger"
     assert not ledger.exists() or "erased revoked" not in ledger.read_text().splitlines()
 
@@ -464,12 +464,12 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert image["image_url"].startswith("data:image/png;base64,")
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     for given in ({"tools": [*await hub_tools(service, ["drawing"])]}, {"mcp_servers": [HubServer(service)]}):
         agent = Agent("a", model=scripted(("mcp_docs_drawing", {}), "seen"), **given)
-        (told,) = outputs(await Runner.run(agent, "please", run_config=UNTRACED))
-        assert "image/svg+xml, 70 bytes]" in str(told.raw_item["output"])
-        assert "input_image" not in str(told.raw_item["output"])
+        (received,) = outputs(await Runner.run(agent, "please", run_config=UNTRACED))
+        assert "image/svg+xml, 70 bytes]" in str(received.raw_item["output"])
+        assert "input_image" not in str(received.raw_item["output"])
 
 
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

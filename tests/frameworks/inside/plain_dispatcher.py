@@ -52,7 +52,7 @@ def reply(provider: Provider, name: str, arguments: Any) -> dict[str, Any]:
             return {"functionCall": {"name": name, "args": arguments}}
 
 
-def told(provider: Provider, message: dict[str, Any]) -> str:
+def text_for_model(provider: Provider, message: dict[str, Any]) -> str:
     """What the model reads in an answer."""
     match provider:
         case "openai":
@@ -79,7 +79,7 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
     (done,) = await dispatcher.execute(reply(provider, name, arguments))
     (message,) = messages_for([done])
     assert done.result.status == status
-    assert re.search(words, told(provider, message))
+    assert re.search(words, text_for_model(provider, message))
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -90,7 +90,7 @@ async def test_an_unlisted_name_is_answered_with_its_status(
     (done,) = await Dispatcher(service, user_context=user).execute(reply(provider, name, {}))
     (message,) = messages_for([done])
     assert done.result.status == status
-    assert words in told(provider, message)
+    assert words in text_for_model(provider, message)
 
 
 async def test_a_task_from_typed_names_to_the_answer(service: ToolService) -> None:

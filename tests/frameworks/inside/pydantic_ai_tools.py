@@ -43,16 +43,16 @@ Turn = str | tuple[str, Any]
 
 
 class Scripted:
-    """Says one turn after the other, and keeps which tools it was offered and what it was told last."""
+    """Says one turn after the other, and records the offered tools and the last results."""
 
     def __init__(self, *turns: Turn) -> None:
         self._turns = list(turns)
         self.offered: list[list[str]] = []
-        self.told: list[str] = []
+        self.returned: list[str] = []
         self.model = FunctionModel(self._say, stream_function=self._stream)
 
     def _next(self, messages: list[ModelMessage], info: AgentInfo) -> Turn:
-        self.told = [str(part.content) for part in returns(messages[-1:])]
+        self.returned = [str(part.content) for part in returns(messages[-1:])]
         self.offered.append([each.name for each in info.function_tools])
         return self._turns.pop(0)
 
@@ -70,7 +70,7 @@ class Scripted:
 
 
 def returns(messages: list[ModelMessage]) -> list[ToolReturnPart]:
-    """What the model was told by tools."""
+    """The tool results that the model received."""
     requests = [message for message in messages if isinstance(message, ModelRequest)]
     return [part for message in requests for part in message.parts if isinstance(part, ToolReturnPart)]
 
@@ -91,12 +91,12 @@ async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(ser
     script = Scripted(("mcp_docs_search", {"query": "canals"}), "it is about canals")
     agent = Agent(script.model, toolsets=[HubToolset(service, task.available_tools)])
     result = await agent.run("please", conversation_id="conversation 1")
-    (told,) = returns(result.all_messages())
+    (received,) = returns(result.all_messages())
     assert result.output == "it is about canals"
     assert script.offered[0] == ["mcp_builtin_echo", "mcp_docs_search"]
-    assert told.content["found"] == "a document about canals"
-    assert told.content["meta"]["isthmus/session"] == "conversation 1"
-    assert told.metadata["status"] == "success"
+    assert received.content["found"] == "a document about canals"
+    assert received.content["meta"]["isthmus/session"] == "conversation 1"
+    assert received.metadata["status"] == "success"
 
 
 async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
@@ -176,12 +176,12 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
         ended.extend([event async for event in events if isinstance(event, HubResultEvent)])
 
     result = await agent.run("please", event_stream_handler=hear)
-    (told,) = returns(result.all_messages())
-    assert [(event.status, event.record) for event in ended] == [(status, told.metadata)]
-    assert told.outcome == ("retried" if status == "invalid_parameters" else "failed")
-    assert type(told.content) is str
-    assert re.search(words, told.content)
-    assert told.content == ended[0].record["error"]["message"]
+    (received,) = returns(result.all_messages())
+    assert [(event.status, event.record) for event in ended] == [(status, received.metadata)]
+    assert received.outcome == ("retried" if status == "invalid_parameters" else "failed")
+    assert type(received.content) is str
+    assert re.search(words, received.content)
+    assert received.content == ended[0].record["error"]["message"]
     assert result.output == "so be it"
 
 
@@ -197,16 +197,16 @@ async def test_an_unlisted_name_is_answered_with_its_status(
 
     agent = Agent(script.model, toolsets=[HubToolset(service, user_context=user)])
     result = await agent.run("please", event_stream_handler=hear)
-    (told,) = returns(result.all_messages())
-    assert script.told == [str(told.content)]
-    assert told.content.startswith(words)
-    assert (told.metadata["status"], told.metadata["error"]["message"]) == (status, told.content)
-    assert [event.record for event in ended] == [told.metadata]
+    (received,) = returns(result.all_messages())
+    assert script.returned == [str(received.content)]
+    assert received.content.startswith(words)
+    assert (received.metadata["status"], received.metadata["error"]["message"]) == (status, received.content)
+    assert [event.record for event in ended] == [received.metadata]
     assert result.output == "so be it"
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_streamed: bool) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path, *, is_streamed: bool) -> None:
     async def hear(ctx: Any, events: Any) -> None:
         async for _ in events:
             pass
@@ -244,15 +244,15 @@ async def test_of_several_toolsets_the_one_that_denies_counts(service: ToolServi
         toolsets = [HubToolset[None](other, ["echo"]), HubToolset[None](service, ["docs.search"], SEARCHER)]
         script = Scripted(("mcp_docs_go", {}), "well")
         agent = Agent(script.model, toolsets=toolsets[::-1] if is_denied_first else toolsets)
-        (told,) = returns((await agent.run("please")).all_messages())
-    assert (told.metadata["status"], script.told) == ("unauthorized", [told.content])
+        (received,) = returns((await agent.run("please")).all_messages())
+    assert (received.metadata["status"], script.returned) == ("unauthorized", [received.content])
 
 
-async def test_what_was_renamed_or_left_out_is_not_suggested(service: ToolService) -> None:
+async def test_renamed_and_omitted_tools_are_not_suggested(service: ToolService) -> None:
     toolset = HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.index")
     agent = Agent(Scripted(("mcp_docs_serch", {}), "well").model, toolsets=[toolset])
-    (told,) = returns((await agent.run("please")).all_messages())
-    assert (told.metadata["status"], told.content) == ("not_found", "There is no tool 'mcp_docs_serch'.")
+    (received,) = returns((await agent.run("please")).all_messages())
+    assert (received.metadata["status"], received.content) == ("not_found", "There is no tool 'mcp_docs_serch'.")
 
 
 async def test_cancelling_the_wait_cancels_the_tool(service: ToolService, folder: Path) -> None:
@@ -287,7 +287,7 @@ async def test_a_tool_that_needs_approval_waits_for_it(service: ToolService, fol
     await wait_for_note(folder, "erased step")
 
 
-async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+async def test_added_tools_are_offered_at_the_next_turn(service: ToolService) -> None:
     async def is_listed() -> bool:
         return "docs.stepped" in await service.list_tools()
 
@@ -315,9 +315,9 @@ async def test_a_tool_that_goes_while_the_model_thinks_is_not_found(service: Too
 
     tool(passing)
     script = Distracted(("mcp_builtin_passing", {}), "so be it")
-    (told,) = returns((await Agent(script.model, toolsets=[HubToolset(service)]).run("please")).all_messages())
-    assert told.metadata["status"] == "not_found"
-    assert told.content.startswith("There is no tool 'mcp_builtin_passing'.")
+    (received,) = returns((await Agent(script.model, toolsets=[HubToolset(service)]).run("please")).all_messages())
+    assert received.metadata["status"] == "not_found"
+    assert received.content.startswith("There is no tool 'mcp_builtin_passing'.")
 
 
 async def test_a_tool_that_comes_while_the_model_thinks_is_not_found_yet(service: ToolService) -> None:
@@ -354,22 +354,22 @@ async def test_it_may_be_wrapped_like_every_toolset(service: ToolService) -> Non
         HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.search").prefixed("my")
     )
     script = Scripted(("my_mcp_docs_search", {"query": "rafts"}), "done")
-    (told,) = returns((await Agent(script.model, toolsets=[toolset]).run("please")).all_messages())
+    (received,) = returns((await Agent(script.model, toolsets=[toolset]).run("please")).all_messages())
     assert script.offered[0] == ["my_mcp_docs_search"]
-    assert told.content["found"] == "a document about rafts"
+    assert received.content["found"] == "a document about rafts"
 
 
 async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     agent = Agent(Scripted(("mcp_docs_picture", {}), "seen").model, toolsets=[HubToolset(service, ["picture"])])
-    (told,) = returns((await agent.run("please")).all_messages())
-    text, image = told.content
+    (received,) = returns((await agent.run("please")).all_messages())
+    text, image = received.content
     assert (text, image.media_type) == ("a pixel", "image/png")
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     agent = Agent(Scripted(("mcp_docs_drawing", {}), "seen").model, toolsets=[HubToolset(service, ["drawing"])])
-    (told,) = returns((await agent.run("please")).all_messages())
-    assert told.content == "a line\n[image image/svg+xml, 70 bytes]"
+    (received,) = returns((await agent.run("please")).all_messages())
+    assert received.content == "a line\n[image image/svg+xml, 70 bytes]"
 
 
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,7 @@ def test_a_guest_of_asyncio_and_its_host_both_call(service: ToolService) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tools_use_anyio_whatever_their_caller_runs_on(service: ToolService, backend: str) -> None:
+def test_tools_use_anyio_on_every_backend_of_the_caller(service: ToolService, backend: str) -> None:
     @tool
     async def doze() -> str:
         async with anyio.create_task_group() as group:

@@ -1,4 +1,4 @@
-"""What the tests of several frameworks share: a service over two real servers, and what a user may do.
+"""Shared by the tests of several frameworks: a service over two real servers, and the permissions of a user.
 
 `docs` is on the official SDK (`served_stdio`, which tells what it is sent); `raw` has none, and dies when told to.
 """
@@ -40,7 +40,7 @@ FAILURES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mcp_docs_refuse", {}, "error", r"the archive is closed$"),
     ("mcp_docs_search", {"query": 7}, "invalid_parameters", r"^Invalid arguments for docs\.search: query: 7 is not "),
     ("mcp_docs_hang", {"token": "slow"}, "timeout", r"^Server docs did not answer within 0\.1 s"),
-    # Who calls it before it has been started again is told that it is not connected.
+    # A call before it has been started again fails as not connected.
     ("mcp_raw_pay", {"nonce": "lost", "mode": "die_after_ledger"}, "unavailable", r"^(Lost s|S)erver raw "),
     ("mcp_mine_look", {}, "not_found", r"^there is nothing at that place$"),
     ("mcp_docs_go", {}, "unauthorized", r"^user 'bob' may not use docs\.go: its permissions do not cover it"),
@@ -80,7 +80,7 @@ MISSES: list[tuple[str, UserContext | None, str, str]] = [
 
 READER = UserContext("rita", permissions=UserPermissions(["docs.search", "docs.index"]))
 TYPED = ["search", "mcp.index", "docs.erase"]
-"""What a user types, of which `READER` may not use the last."""
+"""The names that a user types; `READER` may not use the last."""
 
 SUE = UserContext("sue", permissions=UserPermissions(["builtin.echo", "builtin.chat_log"]))
 """May use two of the built-in tools."""

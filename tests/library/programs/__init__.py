@@ -1,1 +1,1 @@
-"""Programs of their own: what they do to their process would not be good for the tests'."""
+"""Separate programs, because their effects on a process would disturb the tests'."""

@@ -75,7 +75,7 @@ with open(sys.argv[1], "a") as notes:
     time.sleep(0.2)
     print("ended in good order", file=notes)
 """
-"""A server that never answers, and takes a moment to end once nobody speaks to it."""
+"""A server that never answers, and takes a moment to end once its client is gone."""
 
 
 async def give_up(notes: Path) -> None:

@@ -178,7 +178,7 @@ def fork_registering() -> None:
 
 
 async def in_child_halfway(service: ToolService, client: MCPClient) -> None:
-    """Nobody is left who could go on with what was begun: it begins anew."""
+    """The threads that were starting it are gone in the child: it starts anew."""
     await service.initialize({"enable_mcp": False})
     say("child", (await service.execute_tool(ToolRequest("echo", parameters={"text": "anew"}))).text)
     await service.shutdown()

@@ -1,4 +1,4 @@
-"""A streamable HTTP server on the official SDK, whose tools tell how far they are.
+"""A streamable HTTP server on the official SDK with tools that report progress.
 
 `python -m tests.library.programs.streaming` says `PORT n` once it listens.
 """

@@ -100,7 +100,7 @@ class ClientSession {
   resources = () => this.client.listResources();
   templates = () => this.client.listResourceTemplates();
   prompts = () => this.client.listPrompts();
-  heard = () => ({ heard: this.announced });
+  announcements = () => ({ announcements: this.announced });
   read = async ({ uri }) => ({ result: await this.client.readResource({ uri }) });
   prompt = async (step) => ({
     result: await this.client.getPrompt({ name: step.name, arguments: step.arguments }),

@@ -1,4 +1,4 @@
-"""Read by Python at the start of a hub that a test watches: whom it dials is noted, and no name server is asked."""
+"""Loaded by Python when a watched hub starts: it records connections, and replaces name lookups."""
 
 import os
 

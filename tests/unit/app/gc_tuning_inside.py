@@ -1,4 +1,4 @@
-"""When the cycle collector looks at a crowd of servers, and at what; `test_gc_tuning` runs these tests."""
+"""The cycle collector with many servers: its timing and its work; `test_gc_tuning` runs these tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_few_servers_are_left_to_the_collector(collector: Crowded) -> None:
     assert gc.get_freeze_count() == collector.frozen
 
 
-def test_a_crowd_is_looked_at_once_and_then_taken_for_what_stays(collector: Crowded) -> None:
+def test_many_objects_are_collected_once_and_then_frozen(collector: Crowded) -> None:
     collector.join(CROWD - 1)
     staying, going = Cycle(), Cycle()
     del going
@@ -70,7 +70,7 @@ def test_a_crowd_is_looked_at_once_and_then_taken_for_what_stays(collector: Crow
     assert Cycle.ended == 1
 
 
-def test_what_comes_later_is_taken_for_it_every_so_often(collector: Crowded) -> None:
+def test_later_objects_are_frozen_now_and_then(collector: Crowded) -> None:
     collector.join(CROWD)
     late = Cycle()
     collector.join(FREEZE_AFTER - 1)

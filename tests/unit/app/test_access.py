@@ -1,4 +1,4 @@
-"""What a new configuration means at the listener, and what is said of who may come in."""
+"""A new configuration takes effect at the listener, and its effect on access is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOST = {b"host": b"127.0.0.1"}
 
 
 class RecordingFrontend:
-    """Remembers whom it was told to keep."""
+    """Records the callers that stay."""
 
     def __init__(self) -> None:
         self.kept: Container[Caller] = ()
@@ -117,23 +117,23 @@ async def test_logging_is_set_up_anew_only_if_it_changed(
     assert asked == [("debug", "auto", file)]
 
 
-def told(configuration: Configuration, *, is_insecure: bool = False) -> list[str]:
+def warnings_of(configuration: Configuration, *, is_insecure: bool = False) -> list[str]:
     with structlog.testing.capture_logs() as logs:
         Access(configuration, is_insecure=is_insecure).open()
     return [line["event"] for line in logs if line["log_level"] == "warning"]
 
 
 def test_a_hub_that_is_open_says_so_once(opened: Configuration, closed: Configuration) -> None:
-    (said,) = told(opened)
+    (said,) = warnings_of(opened)
     assert said.startswith("open: every program on this machine may call everything")
-    assert told(closed) == []
+    assert warnings_of(closed) == []
 
 
 def test_a_hub_that_is_open_to_a_network_was_configured_so_and_says_so(opened: Configuration) -> None:
     everywhere = replace(opened, hub=replace(opened.hub, host="0.0.0.0"))
     with pytest.raises(ConfigError, match="isthmus token create"):
         Access(everywhere).open()
-    (said,) = told(everywhere, is_insecure=True)
+    (said,) = warnings_of(everywhere, is_insecure=True)
     assert said.startswith("INSECURE: everybody who can reach this address may call everything")
     auth = Access(everywhere, is_insecure=True).open()
     assert admitted(auth) is ANYONE
@@ -142,19 +142,19 @@ def test_a_hub_that_is_open_to_a_network_was_configured_so_and_says_so(opened: C
 def test_a_published_open_hub_treats_no_caller_as_the_local_user(opened: Configuration) -> None:
     """Behind a proxy everybody comes from here."""
     published = replace(opened, hub=replace(opened.hub, public_url="https://hub.example"))
-    (said,) = told(published)
+    (said,) = warnings_of(published)
     assert said.startswith("INSECURE: everybody who can reach this address may call everything")
     assert admitted(Access(published).open()) is ANYONE
     here = replace(opened, hub=replace(opened.hub, public_url="http://localhost:8765"))
-    assert told(here)[0].startswith("open: every program on this machine")
+    assert warnings_of(here)[0].startswith("open: every program on this machine")
 
 
 def test_an_open_hub_with_callers_is_reported_as_not_open(closed: Configuration) -> None:
-    (said,) = told(closed, is_insecure=True)
+    (said,) = warnings_of(closed, is_insecure=True)
     assert said.startswith("--insecure has no effect")
 
 
-async def test_it_is_logged_whose_keys_come_and_go(
+async def test_added_and_removed_keys_are_logged_with_their_callers(
     running: RunningHub, opened: Configuration, closed: Configuration
 ) -> None:
     access = Access(opened)

@@ -1,4 +1,4 @@
-"""The audit log of a hub: what it looks like when it is opened, and what it is told of besides calls."""
+"""The audit log of a hub: its checks at start, and its events beside calls."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ async def opened(state: Path, audit: AuditMode = "batched", *, ends_well: bool =
             await log.close()
 
 
-async def told(state: Path) -> list[dict[str, Any]]:
+async def records_in(state: Path) -> list[dict[str, Any]]:
     async with audit_sqlite.open_reader(state / FILE) as log:
         return [msgspec.json.decode(row.content) async for row in log.rows()]
 
 
 async def events(state: Path) -> list[str]:
-    return [each["event"] for each in await told(state)]
+    return [each["event"] for each in await records_in(state)]
 
 
 async def test_a_log_begins_and_ends_with_its_hub(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_records_that_another_process_added_are_noted_before_the_hub_signs
     async with opened(tmp_path):
         pass
     assert await events(tmp_path) == [STARTED, STOPPED, STOPPED, UNSIGNED, STARTED, STOPPED]
-    assert (await told(tmp_path))[3] | {"at": 0} == {"at": 0, "event": UNSIGNED, "after": 2, "records": 1}
+    assert (await records_in(tmp_path))[3] | {"at": 0} == {"at": 0, "event": UNSIGNED, "after": 2, "records": 1}
 
 
 async def test_without_a_place_that_lasts_strict_does_not_start_and_batched_does_without(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ async def test_changes_of_keys_are_recorded(tmp_path: Path) -> None:
             (replace(key, revoked_at=2.0), replace(other, expires_at=3.0)),
         ):
             log._compare_keys(keys)
-    found = [(each["event"], each["caller"]) for each in await told(tmp_path) if each["event"].startswith("key.")]
+    found = [(each["event"], each["caller"]) for each in await records_in(tmp_path) if each["event"].startswith("key.")]
     assert found == [
         ("key.created", "planner"),
         ("key.created", "other"),
@@ -187,7 +187,9 @@ async def test_the_current_configuration_is_recorded_by_a_digest(tmp_path: Path)
         log.reloaded(Configuration(file, HubSettings(), files=(file,)))
         file.write_text("two")
         assert log.digest_of([file]) != first
-    assert [each["configuration"] for each in await told(state) if each["event"] == "configuration.reloaded"] == [first]
+    assert [each["configuration"] for each in await records_in(state) if each["event"] == "configuration.reloaded"] == [
+        first
+    ]
 
 
 async def test_old_records_are_taken_away_while_the_hub_runs(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ async def test_old_records_are_taken_away_while_the_hub_runs(tmp_path: Path) -> 
         log.audit.flush()
         running = asyncio.ensure_future(log.retain(lambda: -100.0))
         async with asyncio.timeout(5):
-            while len(await told(tmp_path)) != 1:  # noqa: ASYNC110 - another thread writes, and cannot wake us
+            while len(await records_in(tmp_path)) != 1:  # noqa: ASYNC110 - another thread writes, and cannot wake us
                 await asyncio.sleep(0.005)
         running.cancel()
     assert await events(tmp_path) == ["old"]
@@ -211,7 +213,7 @@ async def test_a_changed_login_is_recorded_once(tmp_path: Path) -> None:
         running.logins.on_changed(ServerName("files"), Subject("acme", "ann"))
         await running.aclose()
         await pins.aclose()
-    changed = [each for each in await told(tmp_path) if each["event"] == "login.changed"]
+    changed = [each for each in await records_in(tmp_path) if each["event"] == "login.changed"]
     assert [(each["server"], each["caller"], each["tenant"]) for each in changed] == [("files", "ann", "acme")]
 
 
@@ -227,7 +229,7 @@ async def test_a_switched_server_is_recorded_with_its_operator(tmp_path: Path) -
             await running.switch_server(server.name, ann, is_on=is_on)
         await running.aclose()
         await pins.aclose()
-    switched = [each for each in await told(tmp_path) if str(each["event"]).startswith("server.")]
+    switched = [each for each in await records_in(tmp_path) if str(each["event"]).startswith("server.")]
     expected = [("server.disabled", "files", "ann", "acme", False), ("server.enabled", "files", "ann", "acme", False)]
     keys = ("event", "server", "caller", "tenant", "saved")
     assert [tuple(each[key] for key in keys) for each in switched] == expected

@@ -1,4 +1,4 @@
-"""Logs of hubs beside the one that serves, and what a hub that was killed left open in a log."""
+"""Logs of hubs beside the one that serves, and open records of a hub that was killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE, SqliteJournal
 from isthmus.telemetry.audit_writer import AuditMode
 from isthmus.telemetry.call_metrics import CallMetrics
-from tests.unit.app.test_audit import configured, events, opened, told
+from tests.unit.app.test_audit import configured, events, opened, records_in
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
 from tests.unit.core.tasks.doubles import draft
 
@@ -82,7 +82,7 @@ async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_ther
     assert [each["event"] for each in await noted(tmp_path, 1)] == [CUT, STARTED, STOPPED]
 
 
-async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_tasks_in_memory(tmp_path: Path) -> None:
+async def test_calls_of_in_memory_tasks_are_in_the_audit_log(tmp_path: Path) -> None:
     async with seated(tmp_path, "strict") as (journal, log):
         hub = Hub(Limits(), log.audit.over(CallMetrics()))
         server_queue, link = ServerQueue(SERVER, hub.limits), HeldLink()
@@ -120,7 +120,7 @@ async def test_old_records_of_a_free_slot_are_deleted_and_those_of_a_used_one_st
 
 
 async def begin(log: AuditLog, *ids: str, at: float | None = None) -> None:
-    """Have calls begin that nobody ends."""
+    """Begin calls that never end."""
     now = time.time() if at is None else at
     for id in ids:
         log.audit.add((now, call("files.read"), SERVER, None, 0.0, False, id))
@@ -128,7 +128,7 @@ async def begin(log: AuditLog, *ids: str, at: float | None = None) -> None:
 
 
 async def lost(state: Path) -> list[str]:
-    return [each["id"] for each in await told(state) if each["event"] == "call.lost"]
+    return [each["id"] for each in await records_in(state) if each["event"] == "call.lost"]
 
 
 async def test_calls_that_a_killed_hub_left_open_are_ended_once_by_the_next(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_calls_that_a_killed_hub_left_open_are_ended_once_by_the_next(tmp_
         async with opened(tmp_path, ends_well=False) as log:
             pass
     assert await lost(tmp_path) == ["open", "other"]
-    found = [each for each in await told(tmp_path) if each["event"] in (UNCLEAN, "call.lost", STARTED)]
+    found = [each for each in await records_in(tmp_path) if each["event"] in (UNCLEAN, "call.lost", STARTED)]
     assert [each["event"] for each in found][1:5] == [UNCLEAN, "call.lost", "call.lost", STARTED]
     assert found[1]["lost"] == 2
     assert found[2].items() >= {"name": "files.read", "executed": "unknown", "outcome": "lost"}.items()
@@ -199,7 +199,7 @@ async def test_a_task_that_waits_is_not_lost_and_one_that_was_sent_is_noted_in_a
         ids = ("was sent", "of a batched hub")
         log.tasks_lost([TaskRecord(id, owner, "", "mcp", "working", 1.0, 1.0) for id in ids])
     assert await lost(tmp_path) == ["was sent", "of a batched hub"]
-    found = [each for each in await told(tmp_path) if each["event"] == "call.lost"][-1]
+    found = [each for each in await records_in(tmp_path) if each["event"] == "call.lost"][-1]
     assert (found["tenant"], found["caller"], found["executed"]) == ("acme", "ann", "unknown")
 
 

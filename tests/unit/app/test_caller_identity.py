@@ -1,4 +1,4 @@
-"""Who is known: by the file, by the list of keys as it changes, and by whatever else proves it."""
+"""Known callers: from the file, from the changing list of keys, and by other proofs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GUEST = Caller("guest", "acme", Grants(("files",)), key="jwt")
 
 
 class Clock:
-    """Time that goes on when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -152,7 +152,7 @@ def test_a_hub_that_others_can_reach_stays_closed(tmp_path: Path) -> None:
     assert "the hub stays closed" in [line["event"] for line in logs]
 
 
-def test_what_one_key_opened_is_not_anothers(tmp_path: Path) -> None:
+def test_sessions_of_one_key_do_not_belong_to_another(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY, OTHER_KEY))
     known = world.start()
     first, second = world.who(KEY), world.who(OTHER_KEY)
@@ -233,7 +233,7 @@ def test_so_does_one_of_the_file(tmp_path: Path) -> None:
     assert known.wants_proof
 
 
-def test_everybody_of_a_tenant_is_held_to_what_it_is(tmp_path: Path) -> None:
+def test_all_callers_of_a_tenant_are_bounded_by_it(tmp_path: Path) -> None:
     bounds = Grants(("files.read",))
     world = World(tmp_path, tenants=Tenants({"acme": TenantSettings(bounds)}))
     key, _ = world.mint(tenant="acme")
@@ -285,7 +285,7 @@ def test_a_caller_of_the_file_that_was_left_out_is_not_another_one_of_the_list_e
 # -- what else proves it ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_key_is_shown_to_the_verifiers(tmp_path: Path) -> None:
+def test_credentials_that_are_no_keys_go_to_the_verifiers(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY))
     known, guests = world.start(), Guests()
     known.verifiers.append(guests)
@@ -374,7 +374,7 @@ class Tickets:
         return False
 
 
-def test_what_was_given_out_for_a_key_is_as_good_as_the_key_and_no_longer(tmp_path: Path) -> None:
+def test_a_token_for_a_key_is_valid_as_long_as_the_key(tmp_path: Path) -> None:
     world = World(tmp_path, tenants=Tenants({"acme": TenantSettings(Grants(("files.read",)))}))
     key, made = world.mint(tenant="acme")
     known = world.start()
@@ -430,7 +430,7 @@ def test_a_lost_list_is_used_for_a_while_and_then_admits_no_caller(tmp_path: Pat
         assert world.who(key) == made.caller
         world.clock.now += 0.1
         assert world.look()
-    assert [line["log_level"] for line in logs] == ["error", "error"], "each is told once"
+    assert [line["log_level"] for line in logs] == ["error", "error"], "each is logged once"
     assert (world.who(key), known.by_key(key.encode()), made.caller in known) == (LOST, LOST, False)
     assert world.who("something-else") is LOST, "nobody can tell whether it was made meanwhile"
     assert known.identify({}) is None

@@ -1,4 +1,4 @@
-"""What nodes tell each other, over buses that lose messages."""
+"""Messages between nodes, over buses that lose some."""
 
 from __future__ import annotations
 

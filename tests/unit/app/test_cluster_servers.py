@@ -85,7 +85,7 @@ async def test_a_directory_that_is_stopped_while_its_channel_opens_keeps_neither
 
 
 class FakeLink:
-    """A link of which only its end matters."""
+    """A link; only its end matters."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()

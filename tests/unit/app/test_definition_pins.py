@@ -1,4 +1,4 @@
-"""What a hub keeps of definitions, and what it tells, when the file does not take it or there is much of it."""
+"""Stored definitions of a hub, and its reports when the file cannot be written or becomes large."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def server_status(description: str, count: int = 1) -> ServerStatus:
 
 
 class Kept:
-    """Pins of a hub, and what they told."""
+    """Pins of a hub, and their audit events."""
 
     def __init__(self, folder: Path, pin: Pinning = "strict") -> None:
-        self.told: list[tuple[str, Mapping[str, object]]] = []
+        self.recorded: list[tuple[str, Mapping[str, object]]] = []
         self.background = BackgroundTasks()
         self.hub = Hub(Limits(), CallMetrics())
         self.pins = DefinitionPins(configuration(folder, pin))
-        self.pins.record = lambda kind, facts: self.told.append((kind, facts))
+        self.pins.record = lambda kind, facts: self.recorded.append((kind, facts))
         self.pins.attach(self.hub, self.background)
 
     async def close(self) -> None:
@@ -59,7 +59,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_the_file_did_not_take_is_written_once_it_does(
+async def test_unwritten_definitions_are_written_when_the_file_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
@@ -86,7 +86,7 @@ async def test_what_the_file_did_not_take_is_written_once_it_does(
     after.close()
 
 
-async def test_what_comes_at_the_very_end_is_written_too(tmp_path: Path) -> None:
+async def test_definitions_seen_at_the_very_end_are_written_too(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.pins._worker.shutdown()
     kept.hub.publish(server_status("a"))
@@ -102,9 +102,9 @@ async def test_very_many_changes_are_reported_by_their_count(tmp_path: Path) -> 
     try:
         kept.hub.publish(server_status("a", 1000))
         kept.hub.publish(server_status("b", 1000))
-        await until(lambda: bool(kept.told))
-        assert len(kept.told) == LOGGED_ONE_BY_ONE + 1
-        assert kept.told[-1] == ("definition.changed", {"server": SERVER, "tools": 1000 - LOGGED_ONE_BY_ONE})
+        await until(lambda: bool(kept.recorded))
+        assert len(kept.recorded) == LOGGED_ONE_BY_ONE + 1
+        assert kept.recorded[-1] == ("definition.changed", {"server": SERVER, "tools": 1000 - LOGGED_ONE_BY_ONE})
     finally:
         await kept.close()
 
@@ -122,7 +122,7 @@ async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Pa
         kept.hub.publish(server_status("a", 2))
         assert kept.hub.snapshot.server_statuses[SERVER].withheld == (FeatureName("t0"),)
         await until(lambda: len(file.known()) == 2)
-        assert [kind for kind, _ in kept.told] == ["definition.withheld"], "nothing is heard of for a second time"
+        assert [kind for kind, _ in kept.recorded] == ["definition.withheld"], "nothing is heard of for a second time"
     finally:
         await kept.close()
         file.close()
@@ -134,11 +134,11 @@ async def test_two_hubs_learn_of_one_approval(tmp_path: Path) -> None:
         for kept in hubs:
             kept.hub.publish(server_status("a"))
             kept.hub.publish(server_status("b"))
-        await until(lambda: all(kept.told for kept in hubs))
+        await until(lambda: all(kept.recorded for kept in hubs))
         operator = DefinitionStore(tmp_path)
         await until(lambda: bool(operator.waiting()))
         assert operator.approve(operator.waiting()[0].seen, 1.0)
-        await until(lambda: all(kept.told[-1][0] == "definition.approved" for kept in hubs))
+        await until(lambda: all(kept.recorded[-1][0] == "definition.approved" for kept in hubs))
         for kept in hubs:
             kept.hub.publish(server_status("b"))
             assert len(kept.hub.snapshot.server_statuses[SERVER].tools) == 1

@@ -1,4 +1,4 @@
-"""Local servers brought to a hub: what the hub finds at the other end of its socket, and what becomes of a lost one."""
+"""Local servers connected to a hub by `dial`: the hub's view of the socket, and reconnecting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from isthmus.storage.audit_slots import slot_file
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from tests.conftest import children
 from tests.hubs import META
-from tests.relay.standin import PATIENCE, Guest, StandIn, said_in, standing_in
+from tests.relay.standin import PATIENCE, Guest, StandIn, standing_in, text_in
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -56,7 +56,7 @@ async def dialling(hub: StandIn, *names: str, is_compatible: bool = False) -> As
 
 async def until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not is_true():  # noqa: ASYNC110 - nobody tells of it
+        while not is_true():  # noqa: ASYNC110 - it has no notification
             await asyncio.sleep(0.01)
 
 
@@ -143,7 +143,7 @@ async def test_servers_share_a_socket_and_equal_ids_do_not_meet() -> None:
             for number in (one, two)
         ]
         assert await asyncio.gather(*calls) == [f"{number} {id}" for id in range(50) for number in (one, two)]
-        await guest.tell({"opened": one, "server": "robot_one-id"})
+        await guest.control({"opened": one, "server": "robot_one-id"})
         await until(lambda: dialler.shown().servers[0].hub_name == "robot_one-id")
         assert dialler.shown().servers[0].answered == 50
         assert len(hub.present) == 1
@@ -160,7 +160,7 @@ async def test_a_server_that_stands_still_costs_only_its_own_calls(monkeypatch: 
         fitting = ASKED_BYTES_MAX // (1024 * 1024) - 1
         waiting = [await guest.send("tools/call", long, channel=stuck) for _ in range(fitting)]
         refused = await guest.ask("tools/call", long, channel=stuck)
-        assert said_in(refused) == "The server has too many unanswered requests"
+        assert text_in(refused) == "The server has too many unanswered requests"
         assert refused["error"]["data"] == {"executed": "no", "reason": "overloaded"}
         assert not any(each.done() for each in waiting)
         assert await guest.call("echo", channel=well, text="here") == "here"
@@ -170,12 +170,12 @@ async def test_an_answer_that_is_too_long_for_the_hub_is_reported_and_keeps_the_
     async with standing_in(shares=True) as hub, dialling(hub, "one", "two"):
         guest = await hub.arrives()
         numbers = await channels(guest, 2)
-        await guest.tell({"opened": numbers["one-id"], "limit": 2000})
+        await guest.control({"opened": numbers["one-id"], "limit": 2000})
         call = {"name": "echo", "arguments": {"text": "x" * 3000}}
         error = (await guest.ask("tools/call", call, id="mine", channel=numbers["one-id"]))["error"]
         assert (error["code"], error["data"]["executed"]) == (-32012, "yes")
         assert "the hub accepts at most 2000" in error["message"]
-        assert len(said_in(await guest.ask("tools/call", call, channel=numbers["two-id"]))) == 3000
+        assert len(text_in(await guest.ask("tools/call", call, channel=numbers["two-id"]))) == 3000
         assert await guest.call("echo", channel=numbers["one-id"], text="short") == "short"
 
 
@@ -183,7 +183,7 @@ async def test_a_channel_that_the_hub_closes_is_opened_anew() -> None:
     async with standing_in(shares=True) as hub, dialling(hub, "one", "two"):
         guest = await hub.arrives()
         numbers = await channels(guest, 2)
-        await guest.tell({"closed": numbers["one-id"], "code": 1011, "reason": "it failed"})
+        await guest.control({"closed": numbers["one-id"], "code": 1011, "reason": "it failed"})
         again, server_id = await guest.opened()
         assert server_id == "one-id"
         assert again not in numbers.values()
@@ -211,7 +211,7 @@ async def test_a_server_asks_the_caller_through_it_and_needs_no_second_process_f
         assert question["method"] == "elicitation/create"
         answer = {"action": "accept", "content": {"colour": "blue"}}
         await guest.say({"id": question["id"], "result": answer})
-        assert json.loads(said_in(await asyncio.wait_for(waiting, PATIENCE))) == answer
+        assert json.loads(text_in(await asyncio.wait_for(waiting, PATIENCE))) == answer
         assert children() - before == {int(await guest.call("pid"))}
 
 
@@ -225,7 +225,7 @@ async def test_the_hub_gets_updates_from_the_process_of_each_conversation() -> N
 
         async def touches(caller: str) -> str:
             params = {"name": "touch", "_meta": {**able, "isthmus/conversation": {"caller": caller}}}
-            return said_in(await guest.ask("tools/call", params, channel=number))
+            return text_in(await guest.ask("tools/call", params, channel=number))
 
         async def is_told(method: str) -> bool:
             return bool((await asyncio.wait_for(guest.notes.get(), PATIENCE))["method"] == method)
@@ -245,9 +245,9 @@ async def test_calls_wait_for_a_local_server_as_long_as_they_would_in_the_hub() 
         guest = await hub.arrives()
         number, _ = await guest.opened()
         server_queue = dialler.running.hub.server_queues[ServerName("one")]
-        await guest.tell({"opened": number, "server": "robot_one", "grace": 90})
+        await guest.control({"opened": number, "server": "robot_one", "grace": 90})
         await until(lambda: server_queue.grace == 90)
-        await guest.tell({"opened": number, "server": "robot_one", "grace": 3})
+        await guest.control({"opened": number, "server": "robot_one", "grace": 3})
         await until(lambda: server_queue.grace == 10)
 
 
@@ -256,7 +256,7 @@ async def test_progress_and_withdrawals_go_through() -> None:
         guest = await hub.arrives()
         number = (await channels(guest, 1))["one-id"]
         params = {"name": "steps", "arguments": {}, "_meta": {"progressToken": "mine"}}
-        assert said_in(await guest.ask("tools/call", params, channel=number)) == "done"
+        assert text_in(await guest.ask("tools/call", params, channel=number)) == "done"
         steps = [guest.notes.get_nowait() for _ in range(guest.notes.qsize())]
         assert [(step["params"]["progressToken"], step["params"]["progress"]) for step in steps] == [
             ("mine", 1),
@@ -302,7 +302,7 @@ async def test_a_child_that_dies_is_started_again_and_calls_wait_for_it() -> Non
         assert len(hub.present) == 1, "the hub's connection was not touched"
 
 
-async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) -> None:
+async def test_calls_of_the_hub_are_in_the_local_audit_log(tmp_path: Path) -> None:
     async with standing_in(shares=True) as hub:
         plan = plan_for(hub, "one")
         settings = HubSettings(state=str(tmp_path))
@@ -313,9 +313,9 @@ async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) 
         dialler.stop()
         await asyncio.wait_for(running, PATIENCE)
     async with audit_sqlite.open_reader(slot_file(tmp_path, 1)) as log:
-        told = [json.loads(row.content) async for row in log.rows()]
-    assert [each["event"] for each in told] == ["hub.started", "call", "hub.stopped"]
-    assert (told[1]["frontend"], told[1]["caller"], told[1]["name"], told[1]["executed"]) == (
+        received = [json.loads(row.content) async for row in log.rows()]
+    assert [each["event"] for each in received] == ["hub.started", "call", "hub.stopped"]
+    assert (received[1]["frontend"], received[1]["caller"], received[1]["name"], received[1]["executed"]) == (
         "dial",
         "hub",
         "pid",
@@ -404,8 +404,8 @@ async def replaces(guest: Guest) -> None:
     if guest.is_muxed:
         number, _ = await guest.opened()
         await guest.greet(number)
-        await guest.tell({"opened": number, "server": "robot_one-id"})
-        await guest.tell({"closed": number, "code": 1000, "reason": "新连接替换"})
+        await guest.control({"opened": number, "server": "robot_one-id"})
+        await guest.control({"closed": number, "code": 1000, "reason": "新连接替换"})
     else:
         await guest.close(1000, "新连接替换")
 
@@ -435,13 +435,13 @@ async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
                 guest = guest if shares else await hub.arrives()
             if shares:
                 number, _ = await guest.opened()
-                await guest.tell({"opened": number, "server": "robot_one-id"})
+                await guest.control({"opened": number, "server": "robot_one-id"})
                 await until(lambda: dialler.shown().servers[0].hub_name == "robot_one-id")
             assert dialler.shown().servers[0].refusal is None
     assert [line["again_in"] for line in lines if "again_in" in line] == [0.1, 0.2, 0.4]
 
 
-def test_only_what_is_said_of_the_token_is_final() -> None:
+def test_only_close_reasons_about_the_token_are_final() -> None:
     assert verdict_on(LineLost("", 1008, "token已过期")) == "token已过期"
     assert verdict_on(LineLost("", 1008, "its token is no longer valid")) is not None
     assert verdict_on(LineLost("", 1008, "no room")) is None
@@ -463,6 +463,6 @@ async def test_its_end_lets_calls_finish_and_says_goodbye() -> None:
             late = await guest.ask("tools/call", {"name": "echo", "arguments": {}})
             assert late["error"]["data"]["executed"] == "no"
             await guest.say({"id": question["id"], "result": {"action": "decline"}})
-            assert json.loads(said_in(await asyncio.wait_for(waiting, PATIENCE))) == {"action": "decline"}
+            assert json.loads(text_in(await asyncio.wait_for(waiting, PATIENCE))) == {"action": "decline"}
         await asyncio.wait_for(guest.socket.wait_closed(), PATIENCE)
         assert guest.socket.close_code == 1000

@@ -1,4 +1,4 @@
-"""Where a hub is dialled: what people paste is understood, and the token is shown nowhere."""
+"""The address of a hub for `dial`: pasted forms are understood, and the token is never shown."""
 
 from __future__ import annotations
 

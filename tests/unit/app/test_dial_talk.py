@@ -8,7 +8,7 @@ from isthmus.app.dial_talk import Wire
 
 
 class Socket:
-    """Keeps what is written; nobody reads it."""
+    """Keeps written messages unread."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -29,13 +29,13 @@ class Socket:
 
 
 async def test_early_messages_of_the_hub_are_read_once_the_protocol_is_agreed() -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     wire = Wire(100, 1000)
     wire.read(b"a")
     wire.send(b"early")
-    wire.begin(Socket(), heard.append)
+    wire.begin(Socket(), received.append)
     wire.read(b"b")
-    assert heard == [b"a", b"b"]
+    assert received == [b"a", b"b"]
 
 
 async def test_messages_of_one_turn_are_written_together() -> None:

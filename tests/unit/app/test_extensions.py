@@ -120,7 +120,7 @@ def test_any_other_result_of_an_extension_is_no_caller(found: object) -> None:
     with capture_logs() as logs:
         assert contained.caller_of(b"guest-token-0123") is None
         assert contained.caller_of(b"guest-token-0123") is None
-    assert len(logs) <= 1  # told once
+    assert len(logs) <= 1  # logged once
     assert "guest-token-0123" not in str(logs)
 
 
@@ -130,7 +130,7 @@ def test_a_temporary_failure_of_an_extension_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(("found", "is_known"), [(True, True), (1, False), ("yes", False), (LookupError(), False)])
-def test_only_a_plain_yes_keeps_what_a_caller_has_open(found: object, is_known: bool) -> None:  # noqa: FBT001
+def test_only_true_keeps_a_callers_sessions_open(found: object, is_known: bool) -> None:  # noqa: FBT001
     assert Contained("strange", Strange(found)).knows(GUEST) is is_known
 
 
@@ -146,7 +146,7 @@ async def seen(configuration: Configuration, caller: Caller) -> set[str]:
         await running.aclose()
 
 
-async def test_a_policy_narrows_what_each_caller_sees(tmp_path: Path) -> None:
+async def test_a_policy_narrows_each_callers_view(tmp_path: Path) -> None:
     everything = await seen(configured(tmp_path), GUEST)
     assert "builtin.timestamp" in everything
     with_policy = configured(tmp_path, Extension("policy", "guests"))
@@ -182,14 +182,14 @@ async def test_a_journal_that_cannot_be_opened_is_reported_without_its_address(t
     assert "password" not in str(refused.value)
 
 
-async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+async def test_an_object_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     storage = StorageSettings("guests:half", is_foreign=True)
     configuration = configured(tmp_path, Extension("storage", "guests"), storage=storage)
     with pytest.raises(ConfigError, match="lacks write, read, page"):
         await asyncio.wait_for(open_journal(configuration), 5)
 
 
-def test_what_is_asked_of_a_journal_is_what_the_port_has() -> None:
+def test_the_required_methods_of_a_journal_match_the_port() -> None:
     ports = {name for port in (Journal, ClosableJournal) for name in vars(port) if not name.startswith("_")}
     assert set(JOURNAL) == ports
 

@@ -93,9 +93,7 @@ async def test_metadata_leads_nowhere_else(corp: running.Issuer, metadata: dict[
             await fetch_keys(settings(corp), Egress(), hands)
 
 
-async def test_what_is_too_long_or_no_set_of_keys_is_refused(
-    corp: running.Issuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_or_invalid_key_set_is_refused(corp: running.Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with background() as hands:
         for document, reason in (
             (json.dumps({"keys": [], "x": "y" * 65536}).encode(), "over 65536 bytes"),

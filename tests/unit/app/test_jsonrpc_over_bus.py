@@ -89,7 +89,7 @@ class Pipe:
 
 
 class ReceivedMessages:
-    """Keeps what it is told."""
+    """Records received messages."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -132,7 +132,7 @@ async def test_a_long_message_waits_for_its_reader_and_others_behind_it() -> Non
     await background.aclose()
 
 
-async def test_what_waits_when_the_channel_breaks_has_not_left() -> None:
+async def test_bytes_that_wait_when_the_channel_breaks_were_not_sent() -> None:
     background = BackgroundTasks()
     pipe, channel, ear = opened(background)
     sent = channel.write(channel.frame(b"here"))
@@ -147,7 +147,7 @@ async def test_what_waits_when_the_channel_breaks_has_not_left() -> None:
     await background.aclose()
 
 
-async def test_closing_delivers_what_was_written_before() -> None:
+async def test_closing_delivers_earlier_writes() -> None:
     background = BackgroundTasks()
     pipe, channel, _ = opened(background)
     long = channel.frame(b"x" * (4 * PIECE_BYTES))
@@ -164,7 +164,7 @@ async def test_messages_after_the_other_end_closed_were_not_received_there() -> 
     background = BackgroundTasks()
     theirs, there, _ = opened(background)
     _, here, ear = opened(background)
-    heard = here.write(here.frame(b"in time"))
+    received = here.write(here.frame(b"in time"))
     late = here.write(here.frame(b"late"))
     there.message(frame(b"in time"))
     there.close(1000, "the server is gone")
@@ -172,7 +172,7 @@ async def test_messages_after_the_other_end_closed_were_not_received_there() -> 
     here._channel.left = late  # type: ignore[attr-defined]  # all of it has left
     here.closed(ChannelEnd("peer", theirs.closed_with or ""))
     assert ear.end == "the server is gone"
-    assert (here.has_left(heard), here.has_left(late)) == (True, False)
+    assert (here.has_left(received), here.has_left(late)) == (True, False)
     await background.aclose()
 
 

@@ -34,7 +34,7 @@ def test_without_a_folder_there_are_no_keys(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-def test_what_was_put_there_is_there(tmp_path: Path) -> None:
+def test_added_keys_are_stored(tmp_path: Path) -> None:
     first = add(tmp_path / "state", "planner")
     second = add(tmp_path / "state", "reader")
     assert KeyFile(tmp_path / "state").read() == (first, second)
@@ -52,7 +52,7 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
-def test_what_cannot_be_decided_changes_nothing(tmp_path: Path) -> None:
+def test_an_aborted_change_changes_nothing(tmp_path: Path) -> None:
     key = add(tmp_path, "planner")
     file = KeyFile(tmp_path)
     seen = file.look()
@@ -128,7 +128,7 @@ def _add_some(state: Path, who: int) -> None:
 
 
 def test_of_many_writers_at_once_no_entry_is_lost(tmp_path: Path) -> None:
-    """From the first key on: whoever is first makes the folder. Threads are locked out as processes are."""
+    """From the first key on: the first process creates the folder. Threads are locked out like processes."""
     state = tmp_path / "state"
     with ThreadPoolExecutor(4) as writers:
         for done in [writers.submit(_add_some, state, who) for who in range(4)]:
@@ -147,7 +147,7 @@ def test_a_link_to_a_volume_that_is_not_there_is_a_list_that_is_lost(tmp_path: P
 
 
 def _owned(monkeypatch: pytest.MonkeyPatch, *places: Path, by: int) -> None:
-    """Have the system say that these belong to somebody."""
+    """Fake the owner of these files."""
     ask = os.stat
 
     def tell(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -168,7 +168,7 @@ def test_a_list_of_another_user_is_not_gone_by(tmp_path: Path, monkeypatch: pyte
     assert KeyFile(tmp_path).read(), "whose the state folder is, the list may be"
 
 
-def test_all_that_root_makes_belongs_to_whose_the_state_folder_is(
+def test_files_made_by_root_belong_to_the_owner_of_the_state_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, int] = {}

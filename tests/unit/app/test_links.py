@@ -1,4 +1,4 @@
-"""Links of a hub: programs are told how many hubs started each other down to them, and there is an end to it."""
+"""Links of a hub: started programs get the number of hubs above them, and it is limited."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ async def linked(environment: Mapping[str, str]) -> AsyncIterator[BaseLink]:
         await background.aclose()
 
 
-@pytest.mark.parametrize(("before", "told"), [({}, "1"), ({HOPS_VARIABLE: "7"}, "8"), ({HOPS_VARIABLE: "many"}, "1")])
-async def test_a_program_learns_how_many_hubs_started_each_other(before: Mapping[str, str], told: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "expected"), [({}, "1"), ({HOPS_VARIABLE: "7"}, "8"), ({HOPS_VARIABLE: "many"}, "1")]
+)
+async def test_a_program_learns_how_many_hubs_started_each_other(before: Mapping[str, str], expected: str) -> None:
     async with linked(before) as link:
         await link.handshake("modern")
-        assert link.hubs == {told: 5}
+        assert link.hubs == {expected: 5}
 
 
 async def test_a_hub_at_the_end_of_a_long_row_starts_nothing() -> None:
@@ -57,7 +59,7 @@ async def test_a_hub_at_the_end_of_a_long_row_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "9" * 50, "² "])
-def test_what_is_no_number_of_hubs_is_none(text: str) -> None:
+def test_an_invalid_hop_count_is_zero(text: str) -> None:
     assert hops_in({HOPS_VARIABLE: text}) == 0
 
 
@@ -108,7 +110,7 @@ async def test_one_that_may_be_private_is_spoken_to_where_and_as_was_said(carrie
         await asyncio.wait({handshake})
 
 
-async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose() -> None:
+async def test_a_reconnected_agent_keeps_the_owners_of_its_tasks() -> None:
     background = BackgroundTasks("links")
     links = Links(Limits(), {}, background, ServerTasks(lambda: 0.0))
     settings = ServerSettings(ServerName("agent"), AgentSettings("http://127.0.0.1:9/"))

@@ -13,5 +13,5 @@ print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), resource.getrlimit(resource.RLIMIT
 
 
 def test_a_private_process_cannot_be_looked_into_and_leaves_no_memory_behind() -> None:
-    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=30)
-    assert told.stdout.split() == ["0", "0"]
+    received = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=30)
+    assert received.stdout.split() == ["0", "0"]

@@ -1,4 +1,4 @@
-"""What a killed hub left is ended by the next one on its state folder, and nothing else is."""
+"""Processes left by a killed hub are ended by the next one on its state folder, and no others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def families(state: Path) -> list[int]:
     return [int(file.name, 16) for file in (state / FOLDER).iterdir() if file.name != "lock"]
 
 
-def test_what_carries_the_mark_of_a_hub_that_is_gone_is_ended(tmp_path: Path) -> None:
+def test_processes_with_the_mark_of_a_dead_hub_are_ended(tmp_path: Path) -> None:
     with family_in(tmp_path):
         (family,) = families(tmp_path)
     assert families(tmp_path) == []
@@ -58,7 +58,7 @@ def test_what_carries_the_mark_of_a_hub_that_is_gone_is_ended(tmp_path: Path) ->
         assert family not in families(tmp_path)
 
 
-def test_what_a_running_hub_of_the_same_folder_started_is_left_alone(tmp_path: Path) -> None:
+def test_processes_of_a_running_hub_of_the_same_folder_are_left_alone(tmp_path: Path) -> None:
     with family_in(tmp_path):
         (family,) = families(tmp_path)
         with marked(family << 24) as child, family_in(tmp_path):

@@ -1,4 +1,4 @@
-"""The outbox of a running hub: who may have what sent where, and that it starts and ends with the hub."""
+"""The outbox of a running hub: permitted push addresses, and its start and end with the hub."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_private_address_is_for_callers_that_may_name_it_while_it_is_lis
     await pushes.aclose()
 
 
-async def test_what_was_due_is_looked_at_when_it_starts(running: RunningHub) -> None:
+async def test_due_pushes_are_checked_at_the_start(running: RunningHub) -> None:
     pushes = Pushes(running)
     body = b'{"task":"t","recipient":"r","number":1,"host":"h"}'
     kept = asyncio.Event()
@@ -67,7 +67,7 @@ async def test_what_was_due_is_looked_at_when_it_starts(running: RunningHub) -> 
 READER, PLANNING = TaskOwner("default", "reader"), TaskOwner("default", "planner")
 
 
-def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Path) -> None:
+def test_a_revoked_key_ends_the_pushes_that_it_requested(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY, OTHER_KEY))
     _, first = world.mint()
     owners = Owners(world.start())

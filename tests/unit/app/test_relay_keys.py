@@ -91,9 +91,9 @@ def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
 def test_a_damaged_file_is_reported_without_its_content(tmp_path: Path, content: bytes) -> None:
     relay_key(None, tmp_path)
     (tmp_path / "relay" / "key").write_bytes(content)
-    with pytest.raises(KeyDamaged, match="delete it to create a new one") as told:
+    with pytest.raises(KeyDamaged, match="delete it to create a new one") as received:
         relay_key(None, tmp_path)
-    assert "short\n" not in str(told.value)
+    assert "short\n" not in str(received.value)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_the_key_that_was_read_stays_while_its_file_cannot_be(tmp_path: Path) ->
 
 
 def test_a_rejection_for_a_missing_key_does_not_mention_the_token() -> None:
-    told = NoTokens().read("any")
-    assert verdict_on(LineLost("closed", 1008, told)) is None
+    received = NoTokens().read("any")
+    assert verdict_on(LineLost("closed", 1008, received)) is None
     assert not NoTokens().is_key("")
     assert not NoTokens().is_valid(Claim("kitchen"))
 
@@ -171,7 +171,7 @@ def test_the_file_is_looked_at_now_and_then_and_not_for_every_question(tmp_path:
     assert revocations.has(NOTED)
 
 
-def test_what_was_known_stays_known_while_the_file_cannot_be_read(tmp_path: Path) -> None:
+def test_known_revocations_stay_while_the_file_is_unreadable(tmp_path: Path) -> None:
     revoke(NOTED, tmp_path)
     revocations = Revocations(tmp_path, (), Clock())
     assert revocations.has(NOTED)
@@ -198,7 +198,7 @@ def test_a_missing_list_revives_no_token_and_then_accepts_none(tmp_path: Path) -
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
 
 
-def test_what_is_configured_changes_and_what_was_read_stays(tmp_path: Path) -> None:
+def test_configured_revocations_change_and_stored_ones_stay(tmp_path: Path) -> None:
     revocations = Revocations(tmp_path, (NOTED,), Clock())
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
     revoked_file(tmp_path).mkdir(parents=True)
@@ -216,9 +216,9 @@ def test_a_list_that_was_never_read_accepts_no_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("id", ["", "a b", "../x", "isr1.eyJpIjoi.x", "isr1", "a" * 65, "a\nb"])
 def test_only_ids_are_noted(tmp_path: Path, id: str) -> None:
-    with pytest.raises(ValueError, match="an id must be as") as told:
+    with pytest.raises(ValueError, match="an id must be as") as received:
         revoke(id, tmp_path)
-    assert "eyJ" not in str(told.value)
+    assert "eyJ" not in str(received.value)
     assert not revoked_file(tmp_path).exists()
 
 

@@ -1,4 +1,4 @@
-"""From changed files to a changed hub: what is taken, what is refused, and what is said of it."""
+"""From changed files to a changed hub: accepted and refused changes, and their log lines."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ async def test_a_broken_entry_costs_only_itself_and_keeps_its_old_form(reloading
     assert kept.timeout == 5
     assert reloading.servers == {"a", "c"}
     assert "mcpServers.a.url must be" in logs[0]["finding"]
-    told = {"event": "configuration reloaded", "log_level": "info", "added": ["c"], "removed": ["b"]}
-    assert logs[1] == told
+    received = {"event": "configuration reloaded", "log_level": "info", "added": ["c"], "removed": ["b"]}
+    assert logs[1] == received
 
 
 async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(reloading: ReloadingHub) -> None:
@@ -142,15 +142,15 @@ async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(reloa
         assert await reloading.reloader.reload() == ConfigDiff()
         assert await reloading.reloader.reload() == ConfigDiff()
     assert reloading.running.configuration.servers == (before,)
-    told = [line["finding"] for line in logs]
-    assert told[1:] == ["mcp.json: mcpServers.a keeps its earlier settings: ${PROGRAM} is no longer set"]
+    received = [line["finding"] for line in logs]
+    assert received[1:] == ["mcp.json: mcpServers.a keeps its earlier settings: ${PROGRAM} is no longer set"]
 
     hidden.write_text("PROGRAM=second\n")
     await reloading.reloader.reload()
     assert "'second'" in repr(reloading.running.configuration.servers)
 
 
-async def test_what_was_said_already_is_not_said_again(reloading: ReloadingHub) -> None:
+async def test_repeated_findings_are_not_logged_again(reloading: ReloadingHub) -> None:
     reloading.write({"a": {"url": 5}})
     await reloading.reloader.reload()
     reloading.write({"a": {"url": 5}, "b": OFF})

@@ -1,4 +1,4 @@
-"""What lies between two configurations, and what of a newer one a running hub can take."""
+"""The difference between two configurations, and the part that a running hub can apply."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_settings_are_named_as_a_file_spells_them() -> None:
     assert changed_settings(having(), having(hub=new)) == ("hub.port", "log.file", "limits.call_seconds")
 
 
-def test_what_is_said_of_the_agent_is_taken_and_named() -> None:
+def test_changed_agent_settings_are_applied_and_named() -> None:
     new = replace(having(), a2a=A2aSettings(name="Other", keep=5.0))
     assert compare(having(), new).settings == ("a2a.name", "a2a.keep")
     assert keep_fixed_settings(having(), new).a2a == new.a2a
@@ -75,7 +75,7 @@ def relay(key: str, wait: float, *, enabled: bool = True, **agents: AgentRules) 
     return RelayParts(TokenSettings(key=key), DialInSettings(agents=agents), frontend)
 
 
-def test_what_is_said_of_the_relay_is_taken_and_named_without_its_key() -> None:
+def test_changed_relay_settings_are_applied_and_named_without_the_key() -> None:
     old = replace(having(), relay=relay("hunter22", 5, kitchen=AgentRules(grace=1), cellar=AgentRules()))
     new = replace(having(), relay=relay("hunter23", 6, kitchen=AgentRules(grace=2), attic=AgentRules()))
     difference = compare(old, new)
@@ -114,20 +114,20 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", FIXED["hub"])
-def test_what_needs_a_restart_stays_as_it_is(name: str) -> None:
+def test_settings_that_need_a_restart_stay(name: str) -> None:
     wanted = HubSettings(**{name: OTHER[name]})  # type: ignore[arg-type]
     assert keep_fixed_settings(having(), having(hub=wanted)).hub == HUB
     assert changed_settings(having(), having(hub=wanted)) == (f"hub.{name}",)
 
 
 @pytest.mark.parametrize("name", FIXED["limits"])
-def test_what_the_listener_was_made_with_stays_and_other_limits_change(name: str) -> None:
+def test_fixed_limits_of_the_listener_stay_and_others_change(name: str) -> None:
     wanted = Limits(**{name: 123_456, "call_seconds": 5.0})  # type: ignore[arg-type]
     taken = keep_fixed_settings(having(), having(hub=HubSettings(limits=wanted)))
     assert taken.hub.limits == Limits(call_seconds=5.0)
 
 
-def test_what_needs_a_restart_is_documented() -> None:
+def test_settings_that_need_a_restart_are_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("|") and "They need a restart" in line]
     named = {f"{table}.{name}" for table, names in FIXED.items() for name in names}

@@ -1,4 +1,4 @@
-"""Whose a state folder is, and which hub runs with it."""
+"""The owner of a state folder, and the lock of the hub that uses it."""
 
 from __future__ import annotations
 

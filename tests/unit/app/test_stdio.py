@@ -49,7 +49,7 @@ def echoed(output: bytes, id: int = 2) -> str:
 
 
 def with_raw(ledger: Ledger, **limits: float) -> Configuration:
-    """A configuration in which whoever calls at once waits for the server, however long it takes to start."""
+    """A configuration in which the first calls wait for the server, however long it takes to start."""
     words = command("raw_server", "--ledger", str(ledger.path))
     server = ServerSettings(ServerName("raw"), StdioSettings(words[0], tuple(words[1:])))
     state = str(ledger.path.parent / "state")
@@ -174,7 +174,7 @@ async def test_a_call_that_outlasts_the_drain_is_withdrawn_and_answered(pipes: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_answers_what_runs_and_ends(pipes: Pipes, ledger: Ledger, number: signal.Signals) -> None:
+async def test_a_signal_answers_running_calls_and_ends(pipes: Pipes, ledger: Ledger, number: signal.Signals) -> None:
     pipes.send(line(1, "initialize", **HELLO) + call(2, "raw.pay", nonce="n", mode="sleep:60"))
     serving = asyncio.ensure_future(run_stdio(with_raw(ledger), os.environ, stdin=pipes.stdin, stdout=pipes.stdout))
     await until(lambda: bool(ledger.lines()))
@@ -190,11 +190,11 @@ async def test_files_that_change_are_followed(pipes: Pipes, tmp_path: Path) -> N
     work = run_stdio(source.load(), os.environ, source, stdin=pipes.stdin, stdout=pipes.stdout)
     serving = asyncio.ensure_future(work)
     pipes.send(line(1, "initialize", **HELLO) + b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
-    heard = await pipes.take()
+    response = await pipes.take()
     write_config(tmp_path, {"light": stdio(light_server.command("x"))})
     async with asyncio.timeout(30):
-        while b"notifications/tools/list_changed" not in heard:
-            heard += await pipes.take()
+        while b"notifications/tools/list_changed" not in response:
+            response += await pipes.take()
         pipes.leave()
         await serving
 
@@ -222,7 +222,7 @@ async def test_a_slow_reader_gets_everything_and_delays_no_other(pipes: Pipes) -
     outlet.close()
 
 
-async def test_what_was_taken_already_needs_no_flushing(pipes: Pipes) -> None:
+async def test_accepted_output_needs_no_flush(pipes: Pipes) -> None:
     outlet = Outlet(pipes.stdout, Limits(), pytest.fail)
     outlet.write(b"short")
     await outlet.flushed()

@@ -1,4 +1,4 @@
-"""Tasks as people look at them: what is left out, how far a request reads, and what a slow reader gets."""
+"""Listing tasks: filters, how far a request reads, and slow readers."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ async def test_a_task_that_cannot_be_decoded_costs_only_itself(running: RunningH
     assert [each.id for each in page.tasks] == ["good"]
 
 
-async def test_a_slow_reader_gets_what_changed_when_it_reads_again(running: RunningHub) -> None:
-    browser, heard, is_slow = TaskBrowser(running), asyncio.Queue[Sequence[TaskEntry]](), True
+async def test_a_slow_reader_gets_the_changes_when_it_reads_again(running: RunningHub) -> None:
+    browser, received, is_slow = TaskBrowser(running), asyncio.Queue[Sequence[TaskEntry]](), True
     tried = asyncio.Event()
 
     def feed(entries: Sequence[TaskEntry]) -> bool:
         tried.set()
         if not is_slow:
-            heard.put_nowait(entries)
+            received.put_nowait(entries)
         return not is_slow
 
     unfollow = browser.follow_list(ADA, ALL, feed)
@@ -99,6 +99,6 @@ async def test_a_slow_reader_gets_what_changed_when_it_reads_again(running: Runn
         await begin(running, "not mine", EVE)
         await tried.wait()
         is_slow = False
-        assert [each.id for each in await heard.get()] == ["mine"]
+        assert [each.id for each in await received.get()] == ["mine"]
     unfollow()
     assert running.tasks.on_changed is None

@@ -1,4 +1,4 @@
-"""Tokens for keys end with these, whoever keeps them; issuers come and go with the configuration."""
+"""Tokens for keys end with their keys; issuers come and go with the configuration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def corp(running: Running, **more: Any) -> IssuerSettings:
 
 @pytest.fixture
 def running() -> Any:
-    """An issuer that nobody asks over its socket."""
+    """An issuer that is never contacted over its socket."""
     made = Running()
     made._server.server_close()
     return made
@@ -92,7 +92,7 @@ def test_a_token_ends_with_a_key_that_is_revoked(tmp_path: Path) -> None:
     assert caller not in world.known
 
 
-def test_issuers_are_asked_about_what_is_no_key(tmp_path: Path, running: Running) -> None:
+def test_issuers_check_tokens_that_are_no_keys(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running),))
     assert world.known.wants_proof
     assert not world.tokens.gives_tokens()
@@ -104,7 +104,7 @@ def test_issuers_are_asked_about_what_is_no_key(tmp_path: Path, running: Running
     assert caller in world.known
 
 
-def test_what_did_not_change_goes_on(tmp_path: Path, running: Running) -> None:
+def test_unchanged_issuers_continue(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running),))
     issuer = world.issuer()
     issuer.take_keys(read_keys(running.document(), ALGORITHMS))
@@ -154,10 +154,10 @@ async def test_the_authenticator_says_where_to_get_tokens(tmp_path: Path, runnin
         away = auth.admit({b"host": b"localhost", b"authorization": f"Bearer {running.token()}".encode()}, "mcp")
         assert isinstance(away, Denied)
         assert away.status == 503
-        for credential, told in ((b"nobodys", b'error="invalid_token"'), (b"ey.e30.e30", b"error_description=")):
+        for credential, received in ((b"nobodys", b'error="invalid_token"'), (b"ey.e30.e30", b"error_description=")):
             other = auth.admit({b"host": b"localhost", b"authorization": b"Bearer " + credential}, "mcp")
             assert isinstance(other, Denied)
-            assert told in other.headers[0][1]
+            assert received in other.headers[0][1]
         assert [issuer.issuer for issuer in world.tokens._trusted()] == [running.url]
         hub = replace(world.configuration.hub, hosts=("hub.internal",))
         world.tokens.change(replace(world.configuration, issuers=(), hub=hub))

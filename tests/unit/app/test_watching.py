@@ -102,7 +102,7 @@ async def test_a_folder_that_is_replaced_is_watched_anew(folder: Path) -> None:
         await watched.notice()
 
 
-async def test_what_a_link_leads_to_is_watched_too(folder: Path) -> None:
+async def test_the_target_of_a_symlink_is_watched_too(folder: Path) -> None:
     real = folder / "real" / "mcp.json"
     real.parent.mkdir()
     real.write_text("old")
@@ -121,7 +121,7 @@ async def test_a_link_to_itself_is_only_a_file_that_is_not_there(folder: Path) -
         await watched.notice()
 
 
-async def test_what_happens_beside_the_files_is_not_their_change(folder: Path) -> None:
+async def test_changes_of_other_files_are_ignored(folder: Path) -> None:
     file = folder / "mcp.json"
     file.write_text("old")
     async with watching(file) as watched:

@@ -1,4 +1,4 @@
-"""What the crowd's bench concludes from what it measured."""
+"""Conclusions of the crowd's bench from its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench's own WebSocket frames, read by a library that is nobody's here."""
+"""The bench's own WebSocket frames, read by an independent library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = (0, 1, 125, 126, 65535, 65536)
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("is_client", [True, False])
-def test_a_library_reads_what_is_written(size: int, is_client: bool) -> None:  # noqa: FBT001
+def test_a_library_reads_the_written_frames(size: int, is_client: bool) -> None:  # noqa: FBT001
     reader = Protocol(SERVER if is_client else CLIENT)
     reader.receive_data(frame(TEXT, b"x" * size, is_client=is_client))
     (event,) = reader.events_received()
@@ -23,7 +23,7 @@ def test_a_library_reads_what_is_written(size: int, is_client: bool) -> None:  #
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_a_library_writes_is_read_however_it_is_cut(size: int) -> None:
+def test_frames_of_a_library_are_read_with_any_cut(size: int) -> None:
     wire = Frame(Opcode.TEXT, b"y" * size).serialize(mask=False) + Frame(Opcode.PING, b"beat").serialize(mask=False)
     for cut in {1, 2, 3, 9, 10, len(wire) // 2, len(wire) - 1}:
         reader = FrameReader()

@@ -1,4 +1,4 @@
-"""The gate lets through what costs as much as before, and nothing that has begun to do more."""
+"""The gate passes equal costs, and fails calls that do more work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved(monkeypatch: pytest.MonkeyPatch, folder: Path, steps: dict[str, float]) -> None:
-    """Have a baseline of these steps, and CPU that nobody is above."""
+    """Save a baseline of these steps, and a CPU limit that is never exceeded."""
     monkeypatch.setattr(gate, "BASELINE", folder / "baseline.json")
     monkeypatch.setattr(gate, "measure", lambda: dict.fromkeys(SCENARIOS, 1.0))
     gate.save(dict.fromkeys(SCENARIOS, 1.0), steps)
@@ -44,7 +44,7 @@ def test_steps_are_the_same_each_time_and_more_for_more() -> None:
     assert longer["work"] > first["work"] * gate.STEPS_TOLERANCE
 
 
-def test_what_has_not_changed_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unchanged_costs_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saved(monkeypatch, tmp_path, count(SCENARIOS))
 
     assert gate.check() == 0

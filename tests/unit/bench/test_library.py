@@ -1,4 +1,4 @@
-"""What the library's bench concludes from its rounds, and that it measures at all."""
+"""Conclusions of the library's bench from its rounds, and a small measurement."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def test_promises_that_are_kept_are_no_news() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         ({"function": [Turn(101.0, 1.0, 0.1)] * 2}, "function: 101 µs of CPU"),
         ({"server": [Turn(300.0, 1.0, 0.1), Turn(600.0, 1.0, 0.1)]}, "server: 0.30 of the SDK's CPU"),
         ({SYNC: [Turn(1.0, 1.0, 1.3)] * 2}, "1.20 ms longer"),
     ],
 )
-def test_each_promise_can_be_broken(other: dict[str, list[Turn]], told: str) -> None:
+def test_each_promise_can_be_broken(other: dict[str, list[Turn]], expected: str) -> None:
     (sentence,) = broken_promises(WAYS, rounds(**other))
-    assert told in sentence
+    assert expected in sentence
 
 
 def test_shares_are_taken_within_a_round() -> None:

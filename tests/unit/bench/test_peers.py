@@ -1,4 +1,4 @@
-"""What is shown of other gateways: tables, changes and charts; and how they are installed and called."""
+"""The comparison with other gateways: tables, changes and charts; installing and calling them."""
 
 from __future__ import annotations
 

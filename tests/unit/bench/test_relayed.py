@@ -1,4 +1,4 @@
-"""What the relay's bench concludes from its rounds."""
+"""Conclusions of the relay's bench from its rounds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_memory_is_read_in_bytes() -> None:
     assert resident_bytes("Name:\tpython\nVmRSS:\t   1024 kB\nThreads:\t1\n") == 1024 * 1024
 
 
-def test_devices_get_answers_and_notice_servers_that_are_none() -> None:
+def test_devices_get_answers_and_detect_a_port_without_servers() -> None:
     with ExitStack() as held:
         servers = held.enter_context(Program("bench.diallers", "--listen"))
         port = servers.port(PORT_PRINTED)

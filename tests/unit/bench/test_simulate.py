@@ -141,7 +141,7 @@ def test_many_connections_are_limited_by_the_cores_or_by_the_slowest_process(cor
     assert found.calls_per_second * found.p50_milliseconds * MS == pytest.approx(8, rel=0.05)
 
 
-def test_what_comes_together_shares_the_cost_of_a_turn() -> None:
+def test_simultaneous_messages_share_the_cost_of_a_turn() -> None:
     for connections, expected in ((1, 6 * MS), (8, 2 * MS + 3 * MS / 7.5)):
         simulation = Simulation(1)
         process = Process(Machine(simulation, 1))
@@ -181,7 +181,7 @@ def test_a_call_that_crosses_costs_both_nodes_and_the_broker() -> None:
     assert crossing.observed.p50_milliseconds > local.observed.p50_milliseconds
 
 
-def test_costs_are_found_again_from_what_they_cause() -> None:
+def test_costs_are_recovered_from_their_effects() -> None:
     given = replace(COSTS, local=Cost(40, 20), entry=Cost(50, 30), broker=Cost(20, 40), sync_milliseconds=1.5)
     measured = measurements(given)
     found = fit(measured, cores=2, rounds=10, seconds=0.1)
@@ -205,7 +205,7 @@ def measurements(costs: Costs) -> dict[tuple[str, int], Figures]:
     }
 
 
-def test_the_check_names_what_is_predicted_wrong_and_leaves_out_turns_of_other_programs() -> None:
+def test_the_check_names_wrong_predictions_and_skips_disturbed_turns() -> None:
     turns = [Turn(row, load, figures, 0.0) for (row, load), figures in measurements(COSTS).items()]
     wrong = "tasks, 24 connections"
     for row, (shape, connections) in CHECKED.items():

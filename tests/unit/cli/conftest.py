@@ -1,4 +1,4 @@
-"""Keep logs, which are the process's own, out of what a test sees printed."""
+"""Keep the process's logs out of the captured output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller can reach and why, and what another configuration would change of that."""
+"""Reports of a caller's access with reasons, and of the changes by another configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def config(folder: Path, servers: dict[str, Any] | None = None, **tables: Any) -
     )
 
 
-async def told(
+async def printed(
     file: Path,
     name: str,
     capsys: pytest.CaptureFixture[str],
@@ -59,7 +59,7 @@ async def told(
 async def test_reachable_tools_are_shown_with_the_pattern_and_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = await told(config(tmp_path), "planner", capsys)
+    out = await printed(config(tmp_path), "planner", capsys)
     assert out.splitlines() == [
         "planner (tenant acme)",
         "",
@@ -105,7 +105,7 @@ async def test_reachable_tools_are_shown_with_the_pattern_and_its_place(
 async def test_a_denial_that_matches_nothing_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It may be mistyped, and what was meant is then not denied."""
     caller = {"key": key_of("one"), "tenant": "acme", "allow": ["*"], "deny": ["alpha.dorp", "alpha.look", "other.x"]}
-    out = await told(
+    out = await printed(
         config(tmp_path, {"alpha": ALPHA}, callers={"one": caller}, tenants={"acme": {"deny": ["alpha.alpha:shot"]}}),
         "one",
         capsys,
@@ -117,7 +117,7 @@ async def test_a_denial_that_matches_nothing_is_reported(tmp_path: Path, capsys:
 
 
 async def test_on_a_frontend_both_that_allow_it_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = (await told(config(tmp_path), "planner", capsys, "rest")).splitlines()
+    lines = (await printed(config(tmp_path), "planner", capsys, "rest")).splitlines()
     assert lines[:5] == [
         "planner (tenant acme, on rest)",
         "",
@@ -130,7 +130,7 @@ async def test_on_a_frontend_both_that_allow_it_are_named(tmp_path: Path, capsys
 
 
 async def test_programs_get_everything_with_its_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (caller,) = json.loads(await told(config(tmp_path), "planner", capsys, is_json=True))
+    (caller,) = json.loads(await printed(config(tmp_path), "planner", capsys, is_json=True))
     assert (caller["caller"], caller["tenant"], caller["frontends"]) == ("planner", "acme", ["rest"])
     by_name = {(each["list"], each["name"]): each for each in caller["features"]}
     look = by_name["tools", "gamma.look"]
@@ -144,7 +144,7 @@ async def test_a_long_name_stands_alone_and_a_caller_without_tools_is_reported(
 ) -> None:
     long = "a-server-with-a-name-of-nearly-fifty-letters-here"
     nothing = {"nobody": {"key": key_of("nobody"), "allow": []}, **CALLERS}
-    out = await told(config(tmp_path, {long: {**ALPHA, "tags": []}}, callers=nothing), "nobody", capsys)
+    out = await printed(config(tmp_path, {long: {**ALPHA, "tags": []}}, callers=nothing), "nobody", capsys)
     assert "It can reach nothing." in out
     assert f"  {long}.look\n" in out
 
@@ -176,7 +176,7 @@ async def test_without_callers_it_is_the_local_user(tmp_path: Path, capsys: pyte
     with pytest.raises(CommandFailed) as failed:
         await show_access(LocalSource(file), file, AccessQuery("me", None, is_json=False), wait=20)
     assert failed.value.advice == ("No callers are configured: every program on this machine is local.",)
-    assert "builtin.echo       * in callers.local.allow" in await told(file, "local", capsys)
+    assert "builtin.echo       * in callers.local.allow" in await printed(file, "local", capsys)
 
 
 async def test_a_running_hub_provides_the_tools_and_the_file_the_permissions(
@@ -327,7 +327,7 @@ def test_a_new_file_keeps_the_keys_of_the_old_one(
     assert capsys.readouterr().err == "Nothing changes for any caller.\n"
 
 
-async def test_a_server_that_does_not_start_is_named_with_what_it_takes_away(
+async def test_a_server_that_does_not_start_is_named_with_its_missing_tools(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = config(tmp_path / "old"), config(tmp_path / "new", {"alpha": ALPHA, "gamma": {"command": "/no/such"}})
@@ -338,7 +338,7 @@ async def test_a_server_that_does_not_start_is_named_with_what_it_takes_away(
     assert said.err.endswith("Tools of servers that are not connected may be missing above.\n")
 
 
-async def test_what_a_new_configuration_leaves_out_for_a_mistake_is_named(
+async def test_a_caller_left_out_because_of_a_mistake_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     callers = {**CALLERS, "planner": {**CALLERS["planner"], "key": "short"}}
@@ -360,7 +360,7 @@ async def test_tools_that_wait_for_approval_are_unreachable_and_nothing_is_recor
 ) -> None:
     state = tmp_path / "state"
     file = config(tmp_path, {"alpha": ALPHA}, hub={"pin": "strict", "state": str(state)})
-    assert "  alpha.look  " in await told(file, "root", capsys)
+    assert "  alpha.look  " in await printed(file, "root", capsys)
     assert not (state / FILE).exists()
     with closing(DefinitionStore(state)) as kept:
         kept.keep([(SeenDefinition("alpha", "", "look", b"another", b"{}", 0.0), False)])
@@ -382,5 +382,5 @@ async def test_tools_that_wait_for_approval_are_unreachable_and_nothing_is_recor
         ["access", "planner", "--frontend", "http"],
     ],
 )
-def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:
+def test_contradictory_options_are_refused(words: list[str]) -> None:
     assert main(words) == Exit.USAGE

@@ -1,4 +1,4 @@
-"""What commands print of approvals, and what they keep to themselves."""
+"""Commands that print approvals, and secrets that they do not print."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def test_arguments_cannot_look_like_the_end_of_the_arguments(capsys: pytest.Capt
     assert "\u202e" not in "".join(lines)
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")])
-def test_a_duration_is_written_in_one_unit(seconds: float, told: str) -> None:
-    assert _span(seconds) == told
+@pytest.mark.parametrize(("seconds", "expected"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")])
+def test_a_duration_is_written_in_one_unit(seconds: float, expected: str) -> None:
+    assert _span(seconds) == expected

@@ -1,4 +1,4 @@
-"""What an operator is shown of definitions that wait, and what becomes of them."""
+"""Definitions that wait for approval: their display to an operator, and the decision."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def test_whatever_breaks_or_hides_a_line_is_shown_as_an_escape(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_characters_that_break_or_hide_a_line_are_escaped(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     approve(config, ["files.read"], is_sure=True, is_json=False)
     shown = capsys.readouterr().out
     assert '+  "description": "Reads.\\u2028\\u0085  }\\u202e"' in shown
@@ -47,7 +45,9 @@ def test_names_that_cannot_be_typed_are_accepted_as_printed(config: Path, capsys
         approve(config, [name], is_sure=True, is_json=False)
 
 
-def test_a_program_is_shown_what_waits_and_not_asked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_lists_waiting_definitions_without_a_prompt(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert approve(config, ["files.read"], is_sure=False, is_json=True) is Exit.SUCCESS
     (shown,) = json.loads(capsys.readouterr().out)
     assert (shown["before"]["description"], shown["tool"]) == ("Reads.", "read")

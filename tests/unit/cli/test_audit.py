@@ -1,4 +1,4 @@
-"""`isthmus audit`: what it prints of a log, and how it ends."""
+"""`isthmus audit`: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_log_that_is_whole_is_said_to_be(config: Path, capsys: pytest.CaptureF
     said = capsys.readouterr().out
     assert "The audit log is intact: 4 records, 1 to 4." in said
     assert run(config, "verify", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["good"], told["records"], told["first"], told["last"], told["bad"]) == (True, 4, 1, 4, None)
-    assert told["digest"] in said
-    assert told["key"] in said
+    output = json.loads(capsys.readouterr().out)
+    assert (output["good"], output["records"], output["first"], output["last"], output["bad"]) == (True, 4, 1, 4, None)
+    assert output["digest"] in said
+    assert output["key"] in said
 
 
 def test_the_first_bad_record_is_named_and_the_command_ends_with_one(
@@ -127,10 +127,10 @@ def test_an_export_can_be_followed_without_the_hub(config: Path, capsys: pytest.
     assert run(config, "export") == 0
     point = START
     for line in capsys.readouterr().out.splitlines():
-        told = json.loads(line)
+        response = json.loads(line)
         content = line.partition('"record":')[2].removesuffix("}").encode()
         point = follow(point, content)
-        assert point == Point(told["number"], bytes.fromhex(told["digest"]))
+        assert point == Point(response["number"], bytes.fromhex(response["digest"]))
     assert point.number == 4
 
 
@@ -211,9 +211,9 @@ def test_all_logs_are_looked_through_and_open_calls_counted(
     asyncio.run(write_beside(state, ends_well=False))
     asyncio.run(write_beside(state))
     assert run(config, "verify", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(slot["slot"], slot["open"], slot["lost"]) for slot in told["slots"]] == [(1, 1, 1), (2, 1, 1)]
-    assert (told["good"], told["records"], told["open"]) == (True, 4, 0)
+    output = json.loads(capsys.readouterr().out)
+    assert [(slot["slot"], slot["open"], slot["lost"]) for slot in output["slots"]] == [(1, 1, 1), (2, 1, 1)]
+    assert (output["good"], output["records"], output["open"]) == (True, 4, 0)
     assert run(config, "verify") == 0
     assert capsys.readouterr().out.count("lost calls: 1") == 2
 
@@ -233,19 +233,19 @@ def test_a_log_on_a_seat_that_is_gone_or_another_is_said_so(
     why = "slot 2, record 1: it is missing" if how == "gone" else "slot 2, the checkpoint is not signed"
     assert why in capsys.readouterr().err
     assert run(config, "verify", "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["good"], told["bad"], [slot["good"] for slot in told["slots"]]) == (False, None, [True, False])
+    output = json.loads(capsys.readouterr().out)
+    assert (output["good"], output["bad"], [slot["good"] for slot in output["slots"]]) == (False, None, [True, False])
 
 
-def test_what_happened_is_all_of_them_together(config: Path, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_tail_merges_all_logs(config: Path, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config, "tail", "-n", "3") == 0
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["2/2", "2/3", "2/4"]
     assert run(config, "export") == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["record"]["at"] for each in told] == sorted(each["record"]["at"] for each in told)
-    assert [each["number"] for each in told if each.get("slot") == 1] == [1, 2, 3, 4]
-    assert len([each for each in told if "slot" not in each]) == 4
+    output = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["record"]["at"] for each in output] == sorted(each["record"]["at"] for each in output)
+    assert [each["number"] for each in output if each.get("slot") == 1] == [1, 2, 3, 4]
+    assert len([each for each in output if "slot" not in each]) == 4
     assert run(config, "export", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["slot"] for row in rows} == {"", "1", "2"}

@@ -88,9 +88,9 @@ async def test_text_is_printed_and_without_a_terminal_no_progress(
 ) -> None:
     call = wanted("raw.echo", "text=hello", "mode=progress:2")
     assert await call_tool(config, call, wait=20) == Exit.SUCCESS
-    told = capsys.readouterr()
-    assert told.out == "hello\n"
-    assert told.err == ""
+    output = capsys.readouterr()
+    assert output.out == "hello\n"
+    assert output.err == ""
 
 
 async def test_json_is_the_result_as_the_server_gave_it(
@@ -127,8 +127,8 @@ async def test_a_tool_that_says_no_ends_with_1_and_its_words_on_stderr(
     with pytest.raises(CommandFailed) as failed:
         await call_tool(config, wanted("failing.fail"), wait=20)
     assert failed.value.exit == Exit.CALL_FAILED
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "no such file\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "no such file\n")
     assert await call_tool(config, wanted("failing.fail"), JSON, wait=20) == Exit.CALL_FAILED
     assert json.loads(capsys.readouterr().out)["isError"] is True
 
@@ -354,7 +354,7 @@ def refusal(*words: str, whole: str | None = None) -> CommandFailed:
         ("unknown:=@-", '"unknown":[1, 2]'),
     ],
 )
-def test_a_word_becomes_what_the_schema_wants(word: str, member: str) -> None:
+def test_a_word_becomes_a_value_of_the_schemas_type(word: str, member: str) -> None:
     assert made(word) == "{" + member + "}"
 
 

@@ -31,7 +31,7 @@ def test_a_good_file_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"{file}: 1 server, 0 callers, listening on 127.0.0.1:8765\n"
 
 
-def test_no_file_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_without_a_file_reports_builtin_tools_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_configuration(None, is_json=False) == Exit.SUCCESS
     assert "built-in tools only" in capsys.readouterr().out
 
@@ -39,9 +39,9 @@ def test_no_file_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_entry_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, "[servers.a]\nurl = 5\n")
     assert check_configuration(file, is_json=False) == Exit.CONFIGURATION
-    told = capsys.readouterr()
-    assert "warning: isthmus.toml: servers.a.url must be a text, not a number" in told.out
-    assert "start and ignore" in told.err
+    output = capsys.readouterr()
+    assert "warning: isthmus.toml: servers.a.url must be a text, not a number" in output.out
+    assert "start and ignore" in output.err
 
 
 def test_a_hub_that_would_be_open_to_a_network_fails_the_check(
@@ -49,10 +49,10 @@ def test_a_hub_that_would_be_open_to_a_network_fails_the_check(
 ) -> None:
     file = written(tmp_path, '[hub]\nhost = "0.0.0.0"\nodd = 1\n')
     assert check_configuration(file, is_json=False) == Exit.CONFIGURATION
-    told = capsys.readouterr()
-    assert "error: hub.host must be loopback while no caller is configured" in told.out
-    assert "warning: isthmus.toml: hub.odd" in told.out
-    assert "refuse to start" in told.err
+    output = capsys.readouterr()
+    assert "error: hub.host must be loopback while no caller is configured" in output.out
+    assert "warning: isthmus.toml: hub.odd" in output.out
+    assert "refuse to start" in output.err
 
 
 def test_a_key_that_was_made_is_as_good_as_a_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_the_origin_of_each_value_is_named(folder: Path, capsys: pytest.CaptureF
     assert values["servers.files.isolation"] == '"shared" default'
 
 
-def test_what_callers_have_comes_from_somewhere_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_callers_are_shown_with_their_origin(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     caller = '\n[callers."the other"]\nkey = "${TOKEN}"\nallow = ["*"]\ntenant = "blue"\n'
     (folder / "isthmus.toml").write_text(FILE + caller)
     assert main(["config", "show", "--origin"]) == Exit.SUCCESS
@@ -239,7 +239,7 @@ env = { DATABASE_URL = "postgres://me:hunter33@db/x", API_KEY = 9876543210, DB_P
 """
 
 
-def test_what_callers_show_a_server_themselves_is_shown_without_what_it_is(
+def test_credentials_of_callers_for_a_server_are_shown_redacted(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = 'callers = { planner = { headers = { A = "hunter22" } }, "acme/ann" = { oauth = { grant = "device" } } }'
@@ -256,9 +256,9 @@ def test_what_callers_show_a_server_themselves_is_shown_without_what_it_is(
 
 def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--origin", "--json"]) == Exit.SUCCESS
-    told = json.loads(capsys.readouterr().out)
-    assert told["file"] == str(folder / "isthmus.toml")
-    assert told["files"] == [str(folder / "isthmus.toml"), str(folder / "one.json")]
+    output = json.loads(capsys.readouterr().out)
+    assert output["file"] == str(folder / "isthmus.toml")
+    assert output["files"] == [str(folder / "isthmus.toml"), str(folder / "one.json")]
     assert {
         "path": "servers.search.url",
         "value": "https://a.example/mcp",
@@ -268,9 +268,9 @@ def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str])
             "path": "mcpServers.search.url",
             "borrowed": [],
         },
-    } in told["values"]
-    assert {"path": "hub.host", "value": "127.0.0.1", "origin": None} in told["values"]
-    assert [finding["code"] for finding in told["findings"]] == ["ISC-202"]
+    } in output["values"]
+    assert {"path": "hub.host", "value": "127.0.0.1", "origin": None} in output["values"]
+    assert [finding["code"] for finding in output["findings"]] == ["ISC-202"]
 
 
 def test_without_a_file_there_are_the_defaults(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

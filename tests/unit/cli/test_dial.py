@@ -45,7 +45,7 @@ def refusal(wanted: DialOptions, **environment: str) -> tuple[Exit, str]:
     return failed.value.exit, failed.value.message
 
 
-def test_a_command_is_one_server_called_by_what_it_starts() -> None:
+def test_a_command_is_one_server_named_after_its_program() -> None:
     plan = plan_of(DialOptions((URL, "python", "-u", "tools/calculator.py", "--fast")), {})
     assert [(offer.name, offer.server_id) for offer in plan.offers] == [("calculator", "calculator")]
     assert plan.configuration.servers[0].reach == StdioSettings("python", ("-u", "tools/calculator.py", "--fast"))
@@ -71,7 +71,7 @@ def test_a_file_gives_all_its_servers_but_those_that_are_disabled(file: Path) ->
     assert ids(DialOptions((URL,), config=file, only=("web",), server_id="search")) == [("web", "search")]
 
 
-def test_what_was_set_for_the_pipe_goes_on_working(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_mcp_pipe_keep_working(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids(DialOptions(("calc",)), MCP_ENDPOINT=URL) == [("calc", "calc")]
     assert ids(DialOptions(()), MCP_ENDPOINT=URL, MCP_CONFIG=str(file)) == [("files", "files"), ("web", "web")]
     monkeypatch.chdir(tmp_path)
@@ -79,9 +79,7 @@ def test_what_was_set_for_the_pipe_goes_on_working(file: Path, tmp_path: Path, m
     assert ids(DialOptions(()), MCP_ENDPOINT=URL) == [("files", "files"), ("web", "web")]
 
 
-def test_what_the_pipe_found_in_its_env_file_is_found_there(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_env_file_of_mcp_pipe_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text(f"MCP_ENDPOINT='{URL}'\nMCP_CONFIG={file}\nISTHMUS_RELAY_TOKEN=from-the-file\n")
     assert ids(DialOptions(())) == [("files", "files"), ("web", "web")]
@@ -89,9 +87,9 @@ def test_what_the_pipe_found_in_its_env_file_is_found_there(
     plan = plan_of(DialOptions(()), {"MCP_ENDPOINT": "ws://elsewhere", "ISTHMUS_RELAY_TOKEN": "mine"})
     assert (plan.address.origin.host, plan.address.token) == ("elsewhere", "mine"), "the environment wins"
     (tmp_path / ".env").write_text("MCP_ENDPOINT = 'ws://without an end\n")
-    exit, told = refusal(DialOptions(("calc",)))
+    exit, received = refusal(DialOptions(("calc",)))
     assert exit == Exit.USAGE
-    assert "line 1 is not NAME=value and is skipped" in told
+    assert "line 1 is not NAME=value and is skipped" in received
 
 
 def test_a_script_alone_is_run_as_the_pipe_ran_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +132,9 @@ def test_where_the_token_comes_from(tmp_path: Path) -> None:
     assert token("http://hub", ISTHMUS_RELAY_TOKEN="by-name") == "by-name"
     assert token(URL, tmp_path / "token", ISTHMUS_RELAY_TOKEN="by-name") == "from-a-file"
     for name in ("nowhere", "bytes"):
-        exit, told = refusal(DialOptions((URL, "calc"), token_file=tmp_path / name))
+        exit, received = refusal(DialOptions((URL, "calc"), token_file=tmp_path / name))
         assert exit == Exit.CONFIGURATION
-        assert str(tmp_path / name) in told
+        assert str(tmp_path / name) in received
 
 
 def test_senseless_options_are_reported(file: Path, tmp_path: Path) -> None:
@@ -161,8 +159,8 @@ def test_senseless_options_are_reported(file: Path, tmp_path: Path) -> None:
     assert refusal(DialOptions((URL,), url="http://[bad"))[0] == Exit.USAGE
     assert refusal(DialOptions(("ws://hub", "calc")))[0] == Exit.USAGE
     (tmp_path / "empty.json").write_text('{"mcpServers": {}}')
-    exit, told = refusal(DialOptions((URL,), config=tmp_path / "empty.json"))
-    assert (exit, told) == (Exit.CONFIGURATION, f"there are no servers in {tmp_path / 'empty.json'}")
+    exit, received = refusal(DialOptions((URL,), config=tmp_path / "empty.json"))
+    assert (exit, received) == (Exit.CONFIGURATION, f"there are no servers in {tmp_path / 'empty.json'}")
 
 
 @pytest.mark.parametrize(

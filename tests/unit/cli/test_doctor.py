@@ -69,7 +69,7 @@ async def test_all_well_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert out.endswith("all servers are well\n")
 
 
-async def test_a_broken_server_ends_with_1_and_says_what_to_try(
+async def test_a_broken_server_ends_with_1_and_a_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], deaf_port: int
 ) -> None:
     servers = {
@@ -120,10 +120,10 @@ async def test_findings_in_the_configuration_end_with_3(
 
 async def test_programs_get_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await examine(config(tmp_path, {"raw": stdio(RAW), "dead": DEAD}), wait=20, is_json=True) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["configuration"] == {"file": str(tmp_path / "isthmus.json"), "findings": [], "access": "open"}
-    builtin, dead, raw = told["servers"]
-    not_started, told_secret = told["findings"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["configuration"] == {"file": str(tmp_path / "isthmus.json"), "findings": [], "access": "open"}
+    builtin, dead, raw = output["servers"]
+    not_started, told_secret = output["findings"]
     assert not_started == {
         "code": "ISD-102",
         "kind": "command-not-started",
@@ -161,7 +161,7 @@ async def test_without_a_file_the_servers_of_the_environment_are_named(
     assert capsys.readouterr().out.startswith("configuration: no file found; servers come from MCP_SERVER_MAP\n")
 
 
-async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_running_hub_is_examined_through_its_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path, {"raw": stdio(RAW), "dead": DEAD}, limits=PATIENT) as served:
         source = RemoteSource(served.url)
         assert await examine(source, wait=20, is_json=False) == Exit.CALL_FAILED
@@ -169,10 +169,10 @@ async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys
         assert out.startswith(f"hub: {served.url}, reached in ")
         assert "✓  raw      ready     4 tools" in out
         assert await examine(source, wait=20, is_json=True) == Exit.CALL_FAILED
-        told = json.loads(capsys.readouterr().out)
-        assert told["hub"]["url"] == served.url
-        assert [server["server"] for server in told["servers"]] == ["builtin", "dead", "raw"]
-        assert [(found["code"], found["fix"]) for found in told["findings"]] == [("ISD-102", NOT_STARTED.fix)]
+        output = json.loads(capsys.readouterr().out)
+        assert output["hub"]["url"] == served.url
+        assert [server["server"] for server in output["servers"]] == ["builtin", "dead", "raw"]
+        assert [(found["code"], found["fix"]) for found in output["findings"]] == [("ISD-102", NOT_STARTED.fix)]
 
 
 @pytest.mark.parametrize("is_json", [True, False])
@@ -199,7 +199,7 @@ def offer(name: str, **definition: Any) -> ListedFeature:
     return ListedFeature(name, name.partition(".")[0], raws)
 
 
-def told(patient: ServerReport, of: ConfiguredServer | None = None) -> list[tuple[str, str]]:
+def findings_of(patient: ServerReport, of: ConfiguredServer | None = None) -> list[tuple[str, str]]:
     return [(found.code.number, found.fix) for found in check_server(patient, of)]
 
 
@@ -291,15 +291,15 @@ def test_a_program_without_the_machines_certificates_is_given_them() -> None:
     ],
 )
 def test_each_reason_has_its_code_and_its_fix(reason: str | None, reach: Reach, code: str, fix: str) -> None:
-    ((number, advice),) = told(ServerReport("a", "retrying", reason), entry(reach))
+    ((number, advice),) = findings_of(ServerReport("a", "retrying", reason), entry(reach))
     assert number == code
     assert fix.replace("its own log", "own log") in advice
 
 
 def test_of_a_running_hub_only_general_advice_can_be_given() -> None:
-    assert told(ServerReport("a", "retrying", "exited with code 1")) == [("ISD-101", module.DIED.fix)]
-    assert told(ServerReport("a", "starting", "it has not answered yet")) == [("ISD-109", module.NO_ANSWER.fix)]
-    assert told(ServerReport("a", "away", "exited with code 1")) == [("ISD-115", module.AWAY.fix)]
+    assert findings_of(ServerReport("a", "retrying", "exited with code 1")) == [("ISD-101", module.DIED.fix)]
+    assert findings_of(ServerReport("a", "starting", "it has not answered yet")) == [("ISD-109", module.NO_ANSWER.fix)]
+    assert findings_of(ServerReport("a", "away", "exited with code 1")) == [("ISD-115", module.AWAY.fix)]
 
 
 @pytest.mark.parametrize(
@@ -315,11 +315,11 @@ def test_a_disabled_server_and_notes_are_reported() -> None:
     cut = "its list of tools has over 1000 entries and was cut; to read all of it, raise limits.tools_per_server"
     old = "its lists could not be read again, and are the last ones: silence"
     notes = ("'x' is listed twice; the first is used", cut, old, "its list of tools runs in a circle and was cut")
-    numbers = [number for number, _ in told(ServerReport("a", "ready", notes=notes))]
+    numbers = [number for number, _ in findings_of(ServerReport("a", "ready", notes=notes))]
     assert numbers == ["ISD-401", "ISD-402", "ISD-409", "ISD-401"]
     long = "it sent a line of over 100 bytes; to allow that, raise limits.reply_bytes"
-    assert told(ServerReport("a", "retrying", long)) == [("ISD-119", module.TOO_LONG.fix)]
-    assert told(ServerReport("a", "disabled"), entry(StdioSettings("x"))) == [
+    assert findings_of(ServerReport("a", "retrying", long)) == [("ISD-119", module.TOO_LONG.fix)]
+    assert findings_of(ServerReport("a", "disabled"), entry(StdioSettings("x"))) == [
         ("ISD-501", "in servers.a of x.toml, remove disabled to use it")
     ]
 
@@ -346,14 +346,14 @@ def test_withheld_tools_are_to_be_approved() -> None:
     ],
 )
 def test_the_fix_of_a_missing_login_is_a_command_without_words_of_the_server(reason: str, fix: str) -> None:
-    found = told(ServerReport("a", "login", reason), entry(HttpSettings("http://x")))
+    found = findings_of(ServerReport("a", "login", reason), entry(HttpSettings("http://x")))
     assert found == [("ISD-116", fix)]
 
 
 def test_a_secret_with_quotes_is_hidden_in_the_command() -> None:
     secret = "hunter'2 \"hunter"
     of = entry(StdioSettings("run", ("a b", "--key", secret)), frozenset({secret}))
-    assert told(ServerReport("a", "retrying", "exited with code 3"), of) == [
+    assert findings_of(ServerReport("a", "retrying", "exited with code 3"), of) == [
         ("ISD-101", "run it by hand and read its output: run 'a b' --key ***")
     ]
 

@@ -1,4 +1,4 @@
-"""What a hub's documents say is read, and what is none of them is refused."""
+"""Documents of a hub are read, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def encoded(value: Any) -> bytes:
 
 
 def test_a_list_is_read_with_the_missing_servers() -> None:
-    told = {"tools": [{"name": "files.read", "x": 1}, {"name": "odd"}]}
+    received = {"tools": [{"name": "files.read", "x": 1}, {"name": "odd"}]}
     missing = {"web": {"state": "retrying", "reason": None, "listed": True}}
-    listing = read_listing(encoded({**told, "missing": missing}), TOOLS)
+    listing = read_listing(encoded({**received, "missing": missing}), TOOLS)
     assert [(offer.name, offer.server) for offer in listing.offers] == [("files.read", "files"), ("odd", "")]
     assert bytes(listing.offers[0].definition["x"]) == b"1"
     assert listing.absences == {"web": MissingServerInfo("retrying", None, is_listed=True)}
@@ -31,8 +31,8 @@ def test_a_resources_name_is_its_uri_and_names_no_server() -> None:
 
 
 def test_servers_are_read_with_any_amount_of_detail() -> None:
-    told = {"servers": [{"name": "a", "state": "ready", "resourceTemplates": 2, "later": 1}]}
-    assert read_servers(encoded(told)) == [ServerInfo("a", "ready", resource_templates=2)]
+    received = {"servers": [{"name": "a", "state": "ready", "resourceTemplates": 2, "later": 1}]}
+    assert read_servers(encoded(received)) == [ServerInfo("a", "ready", resource_templates=2)]
 
 
 @pytest.mark.parametrize("document", [b"", b"<html>", b"[]", b"{}", b'{"tools":3,"missing":{}}', b'{"tools":[]}'])

@@ -186,14 +186,14 @@ def test_a_file_is_read_in_the_dialect_that_is_said(folder: Path) -> None:
 def test_findings_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(folder / ".cursor/mcp.json", {"a b": {"command": "${RUN_GONE}"}, "bad": {}})
     assert import_servers(ImportOptions(["cursor", "gone.json"], is_json=True)) == Exit.SUCCESS
-    told = json.loads(capsys.readouterr().out)
-    assert told["files"] == [{"file": str(file), "client": "cursor"}]
-    assert [(server["name"], server["transport"], server["outcome"]) for server in told["servers"]] == [
+    output = json.loads(capsys.readouterr().out)
+    assert output["files"] == [{"file": str(file), "client": "cursor"}]
+    assert [(server["name"], server["transport"], server["outcome"]) for server in output["servers"]] == [
         ("a-b", "stdio", "new"),
         ("bad", None, "broken"),
     ]
-    assert [finding["code"] for finding in told["findings"]] == ["ISC-301", "ISC-208", "ISC-101", "ISC-204"]
-    assert (told["written"], told["into"]) == (True, str(folder / "isthmus.toml"))
+    assert [finding["code"] for finding in output["findings"]] == ["ISC-301", "ISC-208", "ISC-101", "ISC-204"]
+    assert (output["written"], output["into"]) == (True, str(folder / "isthmus.toml"))
 
 
 @pytest.mark.parametrize(

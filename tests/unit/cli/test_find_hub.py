@@ -66,11 +66,11 @@ async def test_an_own_hub_waits_for_its_servers_and_names_the_failed_ones() -> N
     wanted = configuration(server("raw", *RAW), server("dead", "/no/such/program"))
     hub = await start_local_hub(wanted, os.environ, within=30)
     try:
-        told = await listed(hub.client)
-        names = sorted(offer.name for offer in told.offers if offer.server != "builtin")
+        response = await listed(hub.client)
+        names = sorted(offer.name for offer in response.offers if offer.server != "builtin")
         assert names == [f"raw.{tool}" for tool in NAMES]
-        assert told.absences.keys() == {"dead"}
-        assert told.absences["dead"].state == "retrying"
+        assert response.absences.keys() == {"dead"}
+        assert response.absences["dead"].state == "retrying"
         assert hub.settled_at.keys() == {"raw", "dead"}
     finally:
         await hub.aclose()
@@ -295,25 +295,25 @@ async def reached(url: str, key: str | None = None) -> AsyncIterator[HubClient]:
 
 @asynccontextmanager
 async def pretending(answer: bytes, *, stays: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Something that gives this answer to whatever it is asked, and then closes or says no more."""
-    heard: list[bytes] = []
+    """A server that sends this answer to every request, and then closes or stays silent."""
+    received: list[bytes] = []
     connections: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.add(asyncio.current_task())
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        received.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(answer)
         if stays:
             with suppress(ConnectionError):
                 await reader.read()
-            heard.append(b"its end")
+            received.append(b"its end")
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp", heard
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp", received
         async with asyncio.timeout(30):
             await asyncio.gather(*(connection for connection in connections if connection is not None))
 
@@ -368,7 +368,7 @@ async def test_a_hub_that_wants_a_key_does_not_let_others_in(tmp_path: Path, key
             assert "--operator" in failed.value.advice[0]
 
 
-# -- places that are none, or no good ------------------------------------------------------------------------------
+# -- invalid and useless addresses ---------------------------------------------------------------------------------
 
 
 async def test_a_hub_that_is_not_there_cannot_be_reached(unused_tcp_port: int) -> None:
@@ -404,13 +404,13 @@ async def test_a_place_that_is_no_hub_cannot_be_reached(tmp_path: Path, path: st
 )
 async def test_a_hub_is_asked_where_it_is(base: str, target: bytes) -> None:
     answer = OK + b"content-length: 14\r\n\r\n" + b'{"content":[]}'
-    async with pretending(answer) as (url, heard), reached(url.replace("/mcp", base)) as hub:
+    async with pretending(answer) as (url, received), reached(url.replace("/mcp", base)) as hub:
         assert isinstance(await hub.perform(CALL, print), Result)
-        assert heard[0].split(b"\r\n")[0] == target
+        assert received[0].split(b"\r\n")[0] == target
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected"),
     [
         (STREAM + b": \n\nevent: progress\ndata: {}\n\n", "Lost the hub during the call: its stream ended"),
         (OK + b"content-length: 90\r\n\r\n{", "Lost the hub during the call"),
@@ -418,11 +418,11 @@ async def test_a_hub_is_asked_where_it_is(base: str, target: bytes) -> None:
         (STREAM + b"event: result\ndata: [1}\n\n", "The hub sent an invalid response"),
     ],
 )
-async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: bytes, told: str) -> None:
+async def test_an_invalid_answer_leaves_executed_unknown(answer: bytes, expected: str) -> None:
     async with pretending(answer) as (url, _), reached(url) as hub:
         outcome = await hub.perform(CALL, lambda _: None)
         assert isinstance(outcome, CallFailure)
-        assert outcome.message.startswith(told)
+        assert outcome.message.startswith(expected)
         assert outcome.executed == "unknown"
 
 
@@ -450,16 +450,16 @@ async def test_a_hub_that_says_nothing_at_all_is_taken_for_dead(monkeypatch: pyt
 
 
 async def test_a_cancelled_wait_closes_the_connection(no_leftovers: None) -> None:
-    async with pretending(STREAM, stays=True) as (url, heard), reached(url) as hub:
+    async with pretending(STREAM, stays=True) as (url, received), reached(url) as hub:
         calling = asyncio.ensure_future(hub.perform(CALL, print))
         async with asyncio.timeout(30):
-            while not heard:  # noqa: ASYNC110 - it arrives over a socket
+            while not received:  # noqa: ASYNC110 - it arrives over a socket
                 await asyncio.sleep(0)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
         async with asyncio.timeout(30):
-            while len(heard) < 2:  # noqa: ASYNC110 - the end of it does too
+            while len(received) < 2:  # noqa: ASYNC110 - the end of it does too
                 await asyncio.sleep(0)
 
 
@@ -471,19 +471,19 @@ FILES = ServerName("files")
 def test_a_fault_has_all_three_parts() -> None:
     failure = read_failure(problem_of(TimedOut(FILES, 30, executed="unknown")).body())
     assert failure is not None
-    told = command_failed(failure)
-    assert told.exit == Exit.CALL_FAILED
-    assert told.message == "Server files did not answer within 30 s"
-    assert told.advice == (
+    received = command_failed(failure)
+    assert received.exit == Exit.CALL_FAILED
+    assert received.message == "Server files did not answer within 30 s"
+    assert received.advice == (
         "executed: unknown (it may have run: check before you call it again)",
         FAULTS["timed_out"].advice,
     )
 
 
 def test_a_problem_of_the_hub_is_printed_as_json() -> None:
-    told = read_failure(problem_of(NotConnected(FILES, "gone")).body())
-    assert told is not None
-    assert json.loads(msgspec.json.encode({"error": told}))["error"] == {
+    received = read_failure(problem_of(NotConnected(FILES, "gone")).body())
+    assert received is not None
+    assert json.loads(msgspec.json.encode({"error": received}))["error"] == {
         "message": "Server files is not connected: gone",
         "executed": "no",
         "reason": "not_connected",
@@ -492,15 +492,15 @@ def test_a_problem_of_the_hub_is_printed_as_json() -> None:
 
 
 def test_a_refusal_as_json_says_when_to_try_again() -> None:
-    told = read_failure(problem_of(BreakerOpen(FILES, 2.5)).body())
-    assert json.loads(msgspec.json.encode({"error": told}))["error"]["retryAfter"] == 2.5
+    received = read_failure(problem_of(BreakerOpen(FILES, 2.5)).body())
+    assert json.loads(msgspec.json.encode({"error": received}))["error"]["retryAfter"] == 2.5
 
 
 def test_a_servers_own_claims_are_not_believed() -> None:
     error = ServerError(FILES, 1, "oh", raw({"executed": "no", "reason": "lost"}))
-    told = read_failure(problem_of(error).body())
-    assert told is not None
-    assert command_failed(told).advice[0].startswith("executed: yes")
+    received = read_failure(problem_of(error).body())
+    assert received is not None
+    assert command_failed(received).advice[0].startswith("executed: yes")
 
 
 def test_a_reason_that_this_version_does_not_know_is_no_trouble() -> None:

@@ -1,4 +1,4 @@
-"""The listing: tools on stdout, who is missing beside it."""
+"""Lists: tools on stdout, missing servers on stderr."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ async def test_a_pipe_gets_a_line_a_tool_and_nothing_else(
     config: LocalSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
-    told = capsys.readouterr()
-    lines = told.out.splitlines()
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
     assert [line.split()[0] for line in lines] == [
         "builtin.echo", "builtin.timestamp", "builtin.chat_log", "raw.pay", "raw.echo", "raw.meta", "raw.grow",
     ]  # fmt: skip
     assert lines[4] == "raw.echo           Give the text back."
-    assert told.err.splitlines()[1] == "missing"
-    assert told.err.splitlines()[2].startswith("dead  retrying  '/no/such/program' could not be started")
+    assert output.err.splitlines()[1] == "missing"
+    assert output.err.splitlines()[2].startswith("dead  retrying  '/no/such/program' could not be started")
 
 
 async def test_a_terminal_gets_tools_under_their_servers(
@@ -47,19 +47,19 @@ async def test_a_terminal_gets_tools_under_their_servers(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
-    told = capsys.readouterr()
-    assert "\x1b[1mraw\x1b[0m" in told.out
-    assert "MISSING" in told.err
+    output = capsys.readouterr()
+    assert "\x1b[1mraw\x1b[0m" in output.out
+    assert "MISSING" in output.err
 
 
 async def test_programs_get_whole_definitions_under_the_names_to_call(
     config: LocalSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await list_features(config, TOOLS, wait=20, is_json=True) == Exit.SUCCESS
-    told = json.loads(capsys.readouterr().out)
-    echo = next(tool for tool in told["tools"] if tool["name"] == "raw.echo")
+    output = json.loads(capsys.readouterr().out)
+    echo = next(tool for tool in output["tools"] if tool["name"] == "raw.echo")
     assert echo["inputSchema"]["properties"]["text"] == {"type": "string"}
-    assert told["missing"]["dead"]["state"] == "retrying"
+    assert output["missing"]["dead"]["state"] == "retrying"
 
 
 async def test_a_caller_without_any_tool_gets_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,8 +67,8 @@ async def test_a_caller_without_any_tool_gets_a_message(tmp_path: Path, capsys: 
     async with serving(tmp_path, callers={"me": {"key": key, "allow": ["files.*"]}}) as served:
         source = RemoteSource(served.url, {"Authorization": f"Bearer {key}"})
         assert await list_features(source, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "There are no tools.\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "There are no tools.\n")
 
 
 LISTS: list[tuple[ListShape, set[str]]] = [
@@ -78,8 +78,8 @@ LISTS: list[tuple[ListShape, set[str]]] = [
 ]
 
 
-def check_shown(told: tuple[str, str], names: set[str]) -> None:
-    out, err = told
+def check_shown(received: tuple[str, str], names: set[str]) -> None:
+    out, err = received
     assert {line.split()[0] for line in out.splitlines()} == names
     assert err == ""
 
@@ -112,7 +112,9 @@ async def test_a_line_says_how_a_server_stands(config: LocalSource, capsys: pyte
     assert raw.split() == ["raw", "ready", "stdio", "MCP", "2026-07-28", "4", "tools"]
 
 
-async def test_what_is_no_mcp_is_not_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_servers_without_mcp_are_labelled_by_their_protocol(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "sums.py").write_text("def add(a: int, b: int) -> int:\n    return a + b\n")
     async with listening() as port:
         plain = {"rpc": f"http://127.0.0.1:{port}/rpc", "tools": {"read": {}}}
@@ -125,7 +127,7 @@ async def test_what_is_no_mcp_is_not_called_so(tmp_path: Path, capsys: pytest.Ca
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[int]:
-    """Somebody who takes connections and says nothing; yields the port."""
+    """A server that accepts connections and stays silent; yields the port."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]

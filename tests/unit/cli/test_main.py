@@ -68,9 +68,9 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 )
 def test_wrong_usage_ends_with_2_and_says_so_on_stderr(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == Exit.USAGE
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err
 
 
 def test_a_misspelt_command_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,10 +163,10 @@ LOADED = "print('structlog' in sys.modules, 'rich' in sys.modules); import rich;
             "import isthmus.cli.main as m; m.main = lambda: 1; m.program(); import isthmus.cli.serve",
             ["True False", "None"],
         ),
-        ("import isthmus.cli.serve", ["True True", "<module"]),  # a program of somebody else's
+        ("import isthmus.cli.serve", ["True True", "<module"]),  # another program
     ],
 )
-def test_a_hub_starts_without_rich_and_what_it_loads_may_use_it(first: str, said: list[str]) -> None:
+def test_a_hub_starts_without_loading_rich(first: str, said: list[str]) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys; {first}; import structlog; {LOADED}"],
         capture_output=True,
@@ -206,9 +206,9 @@ def test_no_failure_is_a_traceback(
 
     monkeypatch.setattr(cli, "main", fail)
     assert main(["version"]) == code
-    told = capsys.readouterr().err
-    assert said in told
-    assert max(map(len, told.splitlines())) < 300
+    output = capsys.readouterr().err
+    assert said in output
+    assert max(map(len, output.splitlines())) < 300
 
 
 def test_a_reporter_of_a_defect_sees_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What reaches a terminal cannot drive it."""
+"""Output to a terminal contains no control sequences from others."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_json_is_laid_out_and_keeps_every_digit(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == '{\n  "big": 12345678901234567890123,\n  "exact": 1.10\n}\n'
 
 
-def test_what_is_said_beside_the_output_is_harmless_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_on_stderr_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     print_error("\x1b[2J")
     assert capsys.readouterr().err == "\\u001b[2J\n"
 

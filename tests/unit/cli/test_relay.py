@@ -42,7 +42,7 @@ ROBOT = {
 
 
 class Hub:
-    """Answers what it is told to, until it is told not to."""
+    """Sends the configured answer until the block ends."""
 
     def __init__(self) -> None:
         self.servers: list[dict[str, Any]] = [OVEN, RACK]
@@ -79,14 +79,14 @@ class Hub:
 
 @asynccontextmanager
 async def hub() -> AsyncIterator[Hub]:
-    told = Hub()
-    server = await asyncio.start_server(told.answer, "127.0.0.1", 0)
-    told.port = server.sockets[0].getsockname()[1]
+    received = Hub()
+    server = await asyncio.start_server(received.answer, "127.0.0.1", 0)
+    received.port = server.sockets[0].getsockname()[1]
     try:
-        yield told
+        yield received
     finally:
         server.close()
-        for writer, task in told.connections:
+        for writer, task in received.connections:
             writer.close()
             await task
 
@@ -128,7 +128,7 @@ async def test_tools_are_named_on_lines_of_their_own_if_wanted(capsys: pytest.Ca
     ]
 
 
-async def test_programs_get_what_the_hub_says(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_json_output_is_the_hubs_answer(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
         assert await show_status(here.source, is_json=True) is Exit.SUCCESS
     assert json.loads(capsys.readouterr().out) == {"servers": [OVEN, RACK], "devices": [ROBOT]}

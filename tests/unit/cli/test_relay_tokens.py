@@ -122,15 +122,20 @@ def test_everything_that_a_token_can_say(capsys: pytest.CaptureFixture[str]) -> 
         "https://h/x",
     )
     said = Said(capsys, "token", "relay", "kitchen", *words, "--json")
-    told = said.json
-    assert told["device"] is None
-    assert told["server"].startswith("wss://h/x/mcp_endpoint/mcp/?token=")
-    assert told["server"].endswith("&server_id=the%20oven")
-    claim = claim_in(told["server"])
+    received = said.json
+    assert received["device"] is None
+    assert received["server"].startswith("wss://h/x/mcp_endpoint/mcp/?token=")
+    assert received["server"].endswith("&server_id=the%20oven")
+    claim = claim_in(received["server"])
     assert (claim.agent, claim.tenant, claim.role) == ("kitchen", "acme", "server")
     assert claim.expires_at is not None
     assert 7100 < claim.expires_at - time.time() <= 7201
-    assert (told["agent"], told["tenant"], told["role"], told["id"]) == ("kitchen", "acme", "server", claim.id)
+    assert (received["agent"], received["tenant"], received["role"], received["id"]) == (
+        "kitchen",
+        "acme",
+        "server",
+        claim.id,
+    )
 
 
 def test_a_device_of_its_own_has_an_address_that_xiaozhi_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +190,7 @@ def test_tokens_that_devices_would_refuse_are_reported(folder: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["a/b"], "the agent must be 1 to 128 printable characters"),
         (["a/b", "--compatible"], "the agent must be 1 to 128 printable characters"),
@@ -201,11 +206,11 @@ def test_tokens_that_devices_would_refuse_are_reported(folder: Path, capsys: pyt
     ],
 )
 def test_an_impossible_token_is_reported_with_advice(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Said(capsys, "token", "relay", *words)
     assert (said.code, said.out) == (Exit.USAGE, "")
-    assert told in said.err
+    assert expected in said.err
 
 
 def test_a_configuration_that_stands_in_the_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +232,7 @@ def test_a_configuration_that_stands_in_the_way(folder: Path, capsys: pytest.Cap
 # -- revoking and reading ------------------------------------------------------------------------------------------
 
 
-def test_a_revoked_token_is_good_no_more(
+def test_a_revoked_token_is_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Said(capsys, "token", "relay", "kitchen", "--json").json
@@ -254,7 +259,9 @@ def test_a_token_itself_is_no_id_and_is_not_quoted(folder: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("id", ["kitchen", "0a1b", "nothex", "0a1b" * 5, "0A1B" * 4, "g" * 16])
-def test_what_is_no_id_revokes_nothing_and_says_so(id: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_id_revokes_nothing_and_is_reported(
+    id: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = Said(capsys, "token", "revoke", id)
     assert (said.code, said.out) == (Exit.USAGE, "")
     assert "16 to 18 digits and letters from a to f" in said.err
@@ -262,7 +269,7 @@ def test_what_is_no_id_revokes_nothing_and_says_so(id: str, folder: Path, capsys
 
 
 @pytest.mark.parametrize("given", ["token", "device"])
-def test_what_a_token_claims_is_shown_also_of_one_in_an_address(
+def test_the_claims_of_a_token_are_shown_also_from_an_address(
     given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Said(capsys, "token", "relay", "厨房", "--role", "device", "--expires", "1d", "--json").json
@@ -281,7 +288,7 @@ def test_an_ended_one_is_shown_too(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @pytest.mark.parametrize(
     "text", ["", "nonsense", "isr1.x.y", "http://[", python_token("a", "another key of any length")]
 )
-def test_what_this_hub_did_not_make_is_refused_without_being_quoted(
+def test_a_foreign_token_is_refused_and_not_quoted(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give(monkeypatch, text)
@@ -290,7 +297,7 @@ def test_what_this_hub_did_not_make_is_refused_without_being_quoted(
     assert not text or text not in said.err
 
 
-def test_a_person_is_asked_and_what_they_type_is_not_shown(
+def test_the_prompt_for_a_token_hides_the_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, bool]] = []
@@ -359,7 +366,7 @@ def test_any_address_of_the_hub_will_do(url: str, base: str) -> None:
     "url",
     ["", "hub", "hub:1", "ftp://hub", "ws://", "ws://hub:x", "ws://hub?token=a", "ws://u:p@hub", "ws://[", "ws://h u"],
 )
-def test_what_is_no_address_is_refused_and_not_quoted(url: str) -> None:
+def test_an_invalid_address_is_refused_and_not_quoted(url: str) -> None:
     with pytest.raises(CommandFailed, match="--url must be the hub's address") as failed:
         relay_base(url)
     assert failed.value.exit is Exit.USAGE

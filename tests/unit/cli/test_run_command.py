@@ -42,7 +42,7 @@ def test_a_service_may_have_more_descriptors_than_the_usual_limit(tmp_path: Path
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_command_and_a_service_return_what_they_return(tmp_path: Path) -> None:
+def test_run_command_and_run_service_return_the_result(tmp_path: Path) -> None:
     assert run_command(answer()) == 42
     assert run_service(answer(), str(tmp_path)) == 42
 

@@ -1,4 +1,4 @@
-"""Serving: what is said before it begins, and what keeps it from beginning."""
+"""Serving: messages before the start, and reasons not to start."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_second_signal_does_not_spoil_the_end_and_no_child_inherits_it(monkeyp
 
 
 def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the hub told to end as soon as it is open."""
+    """Send the hub a signal as soon as it is open."""
 
     def ending(*given: Any, on_open: Any, **options: Any) -> Coroutine[Any, Any, None]:
         def opened(origin: str) -> None:
@@ -105,7 +105,7 @@ def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- stdio ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_others_print_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stray_prints_go_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     (from_out, out), (from_err, err) = os.pipe(), os.pipe()
     monkeypatch.setattr(module, "STDOUT", out)
     monkeypatch.setattr(module, "STDERR", err)

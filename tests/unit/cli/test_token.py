@@ -144,12 +144,12 @@ def test_a_caller_is_revoked_with_all_its_keys_or_one_key_alone(capsys: pytest.C
         (("revoke", "planner"), "no key has that name or id"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_begins_no_list(
+def test_an_impossible_command_is_reported_and_creates_no_list(
     words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = Said(capsys, *words)
-    assert (told.code, told.out) == (Exit.USAGE, "")
-    assert said in told.err
+    output = Said(capsys, *words)
+    assert (output.code, output.out) == (Exit.USAGE, "")
+    assert said in output.err
     assert not (folder / "state").exists(), "a list closes a hub that was open"
 
 
@@ -219,10 +219,8 @@ url = "env:NOBODY_SET_THIS_EITHER"
 """
 
 
-def test_keys_are_made_and_revoked_without_what_the_hub_borrows(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever is at hand has to be able to revoke a key, in a shell that has none of the hub's variables."""
+def test_keys_are_made_and_revoked_without_the_hubs_variables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any operator must be able to revoke a key, in a shell without the hub's variables."""
     with (folder / "isthmus.toml").open("a") as file:
         file.write(HUBS_OWN)
     made = create(capsys)
@@ -254,7 +252,7 @@ def test_no_key_is_called_like_a_caller_of_an_issuer(folder: Path, capsys: pytes
     assert not (folder / "state").exists()
 
 
-def test_the_last_key_says_what_its_end_means(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_revoking_the_last_key_warns_that_the_hub_opens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = Said(capsys, "create", "planner", "--allow", "*")
     assert f"From now on the hub of {folder / 'isthmus.toml'} requires a key" in first.err
     assert "From now on" not in Said(capsys, "create", "reader", "--allow", "*").err

@@ -1,4 +1,4 @@
-"""Scripts: how their calls start, what is stored of durable ones, and what the next hub makes of it."""
+"""Scripts: how their calls start, the stored state of durable ones, and recovery by the next hub."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ async def test_arguments_that_start_at_once_are_bounded_together() -> None:
         assert "longer than [code] memory_bytes (executed: no)" in (await host.end).message
 
 
-def test_a_hub_that_exposes_code_without_the_library_says_what_to_install() -> None:
+def test_exposing_code_without_the_library_names_the_extra_to_install() -> None:
     configuration = Configuration(None, HubSettings(expose="code"))
     with pytest.raises(ConfigError, match=r"isthmus\[code\]"):
         check_code(configuration, lambda: False)

@@ -1,4 +1,4 @@
-"""Signatures from schemas: what Python has no words for, and what is too much, becomes a wider type."""
+"""Signatures from schemas: schemas that Python cannot express, or that are too large, become wider types."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_tool_without_a_schema_takes_anything_and_one_without_arguments_nothin
     assert "async def tool()" in stub({"type": "object", "properties": {}, "additionalProperties": False})
 
 
-def test_what_is_too_much_is_not_written() -> None:
+def test_signatures_that_are_too_large_are_widened() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(50):
         deep = {"type": "object", "properties": {"x": deep}, "required": ["x"]}

@@ -50,7 +50,7 @@ def found(expected: str, found: str) -> str:
         ("list[None]", "list[None]"),
     ],
 )
-def test_what_is_right_as_json_is_no_error(expected: str, given: str) -> None:
+def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) -> None:
     assert real_errors(found(expected, given), COMPARED) == []
 
 
@@ -78,7 +78,7 @@ def test_what_is_right_as_json_is_no_error(expected: str, given: str) -> None:
         ("|".join(["int"] * 3000), "str"),
     ],
 )
-def test_what_is_wrong_as_json_stays_an_error(expected: str, given: str) -> None:
+def test_type_errors_that_are_invalid_json_stay(expected: str, given: str) -> None:
     line = found(expected, given)
     assert real_errors(line, COMPARED) == [line]
 

@@ -257,7 +257,7 @@ def read_held(entry: dict[str, object]) -> tuple[list[Caller], list[str]]:
     return [caller for _, caller in found if caller.name == "planner"], [str(finding) for finding in findings]
 
 
-def test_a_caller_is_held_to_what_its_tenant_is() -> None:
+def test_a_caller_is_bounded_by_its_tenant() -> None:
     callers, findings = read_held({"tenant": "acme"})
     assert callers == [Caller("planner", "acme", Grants(("files",), within=BOUNDS))]
     assert findings == []
@@ -335,9 +335,7 @@ def test_without_a_file_or_a_table_no_caller_is_bound() -> None:
         ({}, TenantSettings()),
     ],
 )
-def test_an_entry_says_what_everybody_of_a_tenant_is_held_to(
-    entry: dict[str, object], settings: TenantSettings
-) -> None:
+def test_a_tenants_entry_bounds_all_its_callers(entry: dict[str, object], settings: TenantSettings) -> None:
     assert read_of_tenants({"acme": entry}) == (Tenants({"acme": settings}), [])
 
 
@@ -367,11 +365,11 @@ ISSUERS_GOOD = {"issuer": "https://login.example", "audience": "https://hub.exam
 
 
 def read_of_issuers(issuers: object, public_url: str | None = None) -> tuple[tuple[IssuerSettings, ...], list[str]]:
-    found, told = read_issuers(Document(FILE, {"issuers": issuers}, OWN), public_url)
-    return found, [str(finding) for finding in told]
+    found, received = read_issuers(Document(FILE, {"issuers": issuers}, OWN), public_url)
+    return found, [str(finding) for finding in received]
 
 
-def test_without_a_file_or_a_table_there_are_none() -> None:
+def test_no_issuers_are_read_without_a_file_or_a_table() -> None:
     assert read_issuers(None, None) == ((), ())
     assert read_of_issuers({}) == ((), [])
     assert read_issuers(Document(FILE, {"issuers": {"corp": ISSUERS_GOOD}}, CODEX), None) == ((), ())
@@ -406,7 +404,7 @@ def test_an_entry_fills_the_settings() -> None:
     assert read_of_issuers({"corp": entry}) == ((expected,), [])
 
 
-def test_what_is_not_said_has_a_safe_default() -> None:
+def test_omitted_settings_have_safe_defaults() -> None:
     [settings], _ = read_of_issuers({"corp": ISSUERS_GOOD})
     assert settings.algorithms == ALGORITHMS
     assert (settings.tenant, settings.name_claim, settings.jwks) == ("default", "sub", None)
@@ -416,7 +414,7 @@ def test_what_is_not_said_has_a_safe_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"audience": None}, "issuers.bad.audience must be given where the hub has no public_url, not left out"),
         ({"audience": 1}, "issuers.bad.audience must be a text, not 1"),
@@ -431,21 +429,21 @@ def test_what_is_not_said_has_a_safe_default() -> None:
         ({"tenant": " "}, "issuers.bad.tenant must be a printable text"),
     ],
 )
-def test_a_mistake_costs_its_own_entry(change: dict[str, Any], told: str) -> None:
+def test_a_mistake_costs_its_own_entry(change: dict[str, Any], expected: str) -> None:
     bad = {**ISSUERS_GOOD, "issuer": "https://bad.example", **change}
     found, findings = read_of_issuers(
         {"good": ISSUERS_GOOD, "bad": {key: value for key, value in bad.items() if value is not None}}
     )
     assert [settings.name for settings in found] == ["good"]
     assert len(findings) == 1
-    assert f"isthmus.toml: {told}" in findings[0]
+    assert f"isthmus.toml: {expected}" in findings[0]
     assert findings[0].endswith(("(this issuer is left out)", "(did you mean deny? This issuer is left out)"))
 
 
 def test_an_issuer_whose_tokens_allow_nothing_is_reported() -> None:
-    found, [told] = read_of_issuers({"corp": {**ISSUERS_GOOD, "allow": []}})
+    found, [received] = read_of_issuers({"corp": {**ISSUERS_GOOD, "allow": []}})
     assert len(found) == 1
-    assert "allows no calls" in told
+    assert "allows no calls" in received
 
 
 def test_if_none_is_usable_the_file_is_refused() -> None:
@@ -473,18 +471,18 @@ def test_a_file_with_issuers_is_loaded(tmp_path: Path) -> None:
 def test_an_issuer_whose_callers_would_be_called_like_one_of_the_file_is_left_out() -> None:
     """They would own each other's tasks."""
     table = {"issuers": {"corp": ISSUERS_GOOD, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}
-    found, told = read_issuers(Document(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
+    found, received = read_issuers(Document(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
     assert [issuer.name for issuer in found] == ["team"]
-    assert "issuers.corp must have another name than the caller 'corp/alice' begins with" in str(told[0])
+    assert "issuers.corp must have another name than the caller 'corp/alice' begins with" in str(received[0])
 
 
 def test_a_tenant_is_one_that_is_configured_where_any_are() -> None:
     document = Document(
         FILE, {"issuers": {"corp": {**ISSUERS_GOOD, "tenant": "acne"}, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}, OWN
     )
-    found, told = read_issuers(document, None, Tenants({"acme": TenantSettings()}))
+    found, received = read_issuers(document, None, Tenants({"acme": TenantSettings()}))
     assert [issuer.name for issuer in found] == ["team"]
-    assert "issuers.corp.tenant must be one of acme, not 'acne'" in str(told[0])
+    assert "issuers.corp.tenant must be one of acme, not 'acne'" in str(received[0])
     assert len(read_issuers(document, None)[0]) == 2, "where none are, any will do"
 
 
@@ -519,8 +517,8 @@ WRONG = {
 def findings(folder: Path, text: str) -> dict[str, str]:
     file = folder / "isthmus.toml"
     file.write_text(text)
-    told = load(file, {}, folder, folder).warnings
-    return {each.path: each.advice for each in told if each.code is UNKNOWN_SERVER}
+    received = load(file, {}, folder, folder).warnings
+    return {each.path: each.advice for each in received if each.code is UNKNOWN_SERVER}
 
 
 def test_a_name_that_nearly_matches_a_server_is_reported_wherever_it_stands(tmp_path: Path) -> None:
@@ -540,7 +538,7 @@ allow = ["agent:fils", "tag:fils", "builtin.echo", "bultin.echo"]
 """
 
 
-def test_labels_agents_and_what_is_built_in_are_not_taken_for_servers_that_look_alike(tmp_path: Path) -> None:
+def test_labels_agents_and_builtin_names_are_not_taken_for_similar_servers(tmp_path: Path) -> None:
     assert findings(tmp_path, LIKE_LABELS) == {"callers.ann.allow.3": "did you mean builtin.echo?"}
 
 

@@ -88,9 +88,9 @@ def test_servers_of_the_project_that_is_open_are_found_and_others_counted() -> N
 
 def test_entries_that_only_the_client_can_run_are_left_out_and_reported_once() -> None:
     table = {"extensions": {"developer": {"type": "builtin"}, "memory": {"type": "platform"}, "a": X}}
-    entries, [told] = found(table, GOOSE)
+    entries, [received] = found(table, GOOSE)
     assert [entry.name for entry in entries] == ["a"]
-    assert str(told) == (
+    assert str(received) == (
         "mcp.json: extensions has entries that only Goose can run; the hub skips them: developer, memory"
     )
 
@@ -117,9 +117,9 @@ def test_an_input_that_would_run_a_command_is_reported_and_never_run() -> None:
         "servers": {"a": {"url": "u", "headers": {"Authorization": "Bearer ${input:token}"}}},
     }
     [entry], _ = found(table, VSCODE)
-    [told] = entry.findings
-    assert told.code is CODE_NOT_RUN
-    assert str(told) == (
+    [received] = entry.findings
+    assert received.code is CODE_NOT_RUN
+    assert str(received) == (
         "mcp.json: servers.a.headers.Authorization has ${input:token}, which runs a command of the editor; "
         "the hub does not run it (set ISTHMUS_INPUT_TOKEN instead)"
     )
@@ -190,9 +190,9 @@ def test_a_file_wins_over_the_map(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["hunter22", "[]", '"x"', "{" * 10_000, "[" * 100_000])
 def test_an_unreadable_map_is_reported_without_its_text(text: str) -> None:
-    entries, [told] = mapped_servers({"MCP_SERVER_MAP": text})
-    assert (entries, told.code) == ([], SERVER_MAP)
-    assert str(told) == "MCP_SERVER_MAP must be a JSON object of names and addresses, not another text"
+    entries, [received] = mapped_servers({"MCP_SERVER_MAP": text})
+    assert (entries, received.code) == ([], SERVER_MAP)
+    assert str(received) == "MCP_SERVER_MAP must be a JSON object of names and addresses, not another text"
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_a_call_may_take_as_long_as_the_environment_says(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
 def test_a_senseless_time_is_reported(text: str) -> None:
-    seconds, [told] = call_seconds({"MCP_CALL_TIMEOUT": text})
-    assert (seconds, str(told)) == (None, "MCP_CALL_TIMEOUT must be a positive number of seconds")
+    seconds, [received] = call_seconds({"MCP_CALL_TIMEOUT": text})
+    assert (seconds, str(received)) == (None, "MCP_CALL_TIMEOUT must be a positive number of seconds")
 
 
 def test_an_empty_environment_is_not_reported() -> None:

@@ -29,7 +29,7 @@ def loaded(folder: Path, text: str, **environment: str) -> Configuration:
     return load(None, environment, folder, folder / "home")
 
 
-def told(configuration: Configuration) -> list[str]:
+def warnings_of(configuration: Configuration) -> list[str]:
     return [str(warning) for warning in configuration.warnings]
 
 
@@ -38,7 +38,7 @@ def test_a_client_s_servers_come_in_by_its_name_and_a_file_s_by_its_path(tmp_pat
     project = written(tmp_path / ".cursor/mcp.json", servers(b="project"))
     other = written(tmp_path / "sub/.mcp.json", servers(c="other"))
     configuration = loaded(tmp_path, 'import = ["cursor", "sub/.mcp.json"]\n[servers.own]\ncommand = "own"')
-    assert told(configuration) == []
+    assert warnings_of(configuration) == []
     assert {server.name: server.reach for server in configuration.servers} == {
         "own": StdioSettings("own"),
         "b": StdioSettings("project"),
@@ -66,7 +66,9 @@ def test_our_own_file_wins_and_of_the_others_the_first(tmp_path: Path) -> None:
         StdioSettings("one"),
         StdioSettings("one"),
     ]
-    assert told(configuration) == [f"two.json: mcpServers.b is already in {tmp_path / 'one.json'} and is skipped"]
+    assert warnings_of(configuration) == [
+        f"two.json: mcpServers.b is already in {tmp_path / 'one.json'} and is skipped"
+    ]
     assert configuration.warnings[0].code is finding_codes.TAKEN_NAME
 
 
@@ -83,14 +85,14 @@ def test_a_file_that_is_broken_costs_only_its_own_servers(tmp_path: Path) -> Non
         finding_codes.MISSING_FILE,
         finding_codes.BAD_VALUE,
     ]
-    assert told(configuration)[1] == (
+    assert warnings_of(configuration)[1] == (
         f"isthmus.toml: import.3 must name a file that is there, not '{tmp_path / 'gone.json'}'"
     )
 
 
 def test_a_client_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     sought = f"{tmp_path}/.cursor/mcp.json, {tmp_path}/home/.cursor/mcp.json"
-    assert told(loaded(tmp_path, 'import = ["cursr", "cursor"]')) == [
+    assert warnings_of(loaded(tmp_path, 'import = ["cursr", "cursor"]')) == [
         "isthmus.toml: import.0 must be a client or a path, not 'cursr' (did you mean cursor?)",
         f"isthmus.toml: import.1 has no file of Cursor to read (looked for {sought})",
     ]
@@ -100,7 +102,7 @@ def test_all_clients_may_be_imported_at_once(tmp_path: Path) -> None:
     written(tmp_path / ".cursor/mcp.json", servers(a="x"))
     written(tmp_path / ".kiro/settings/mcp.json", servers(b="x"))
     configuration = loaded(tmp_path, 'import = ["all"]')
-    assert ([server.name for server in configuration.servers], told(configuration)) == (["a", "b"], [])
+    assert ([server.name for server in configuration.servers], warnings_of(configuration)) == (["a", "b"], [])
 
 
 @pytest.mark.parametrize("value", ["5", '"cursor"', "[5]"])

@@ -112,7 +112,7 @@ def test_where_a_key_was_written_is_remembered() -> None:
     assert made.at("env").path == "mcpServers.a.env"
 
 
-def test_what_a_client_alone_knows_is_kept_as_it_was() -> None:
+def test_settings_of_one_client_are_kept_unchanged() -> None:
     made = entry({"command": "x", "isolation": {"docker": True}, "tools": {"a": 1}, "cache": 5}, MCPPROXY)
     assert made.fields == {"command": "x"}
     assert made.extra == {"isolation": {"docker": True}, "tools": {"a": 1}, "cache": 5}
@@ -121,9 +121,9 @@ def test_what_a_client_alone_knows_is_kept_as_it_was() -> None:
 @pytest.mark.parametrize("key", ["headersHelper", "http_headers_helper"])
 def test_a_program_that_prints_headers_is_reported_and_never_run(key: str) -> None:
     made = entry({"url": "u", key: "touch /tmp/ran"})
-    [told] = made.findings
-    assert told.code is CODE_NOT_RUN
-    assert str(told) == f"mcp.json: mcpServers.a.{key} is a program that prints headers; the hub does not run it"
+    [received] = made.findings
+    assert received.code is CODE_NOT_RUN
+    assert str(received) == f"mcp.json: mcpServers.a.{key} is a program that prints headers; the hub does not run it"
     assert made.extra == {key: "touch /tmp/ran"}
 
 

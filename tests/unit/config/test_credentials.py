@@ -47,7 +47,7 @@ def test_a_login_is_read_with_its_secrets_from_elsewhere(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         ({"oauth": "yes"}, "oauth must be a table"),
         ({"oauth": {"grant": "password"}}, "oauth.grant must be one of authorization_code, device"),
@@ -97,13 +97,11 @@ def test_a_login_is_read_with_its_secrets_from_elsewhere(tmp_path: Path) -> None
         ({"credentials": "each"}, "credentials must be one of any, caller"),
     ],
 )
-def test_a_broken_login_costs_its_server_and_says_what_is_wrong(
-    tmp_path: Path, more: dict[str, Any], told: str
-) -> None:
+def test_a_broken_login_costs_its_server_with_the_error(tmp_path: Path, more: dict[str, Any], expected: str) -> None:
     configuration = loaded(tmp_path, {"url": URL, **more})
     assert configuration.servers == ()
     (finding,) = configuration.warnings
-    assert f"servers.search.{told}" in str(finding)
+    assert f"servers.search.{expected}" in str(finding)
     assert SECRET not in str(finding)
 
 
@@ -129,7 +127,7 @@ def test_the_key_that_logins_are_sealed_with_may_be_elsewhere(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "expected"),
     [
         ({"key": "short"}, "credentials.key must have 16 characters or more, not 5"),
         ({"old_keys": ["an-old-key-of-sixteen"]}, "credentials.old_keys must come with key"),
@@ -137,8 +135,8 @@ def test_the_key_that_logins_are_sealed_with_may_be_elsewhere(tmp_path: Path) ->
         ({"key": "${GONE}-and-some-more-of-it"}, "credentials.key must have only variables that are set"),
     ],
 )
-def test_a_key_that_cannot_be_used_refuses_the_file(tmp_path: Path, table: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_key_that_cannot_be_used_refuses_the_file(tmp_path: Path, table: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         loaded(tmp_path, {"url": URL}, credentials=table)
 
 

@@ -1,4 +1,4 @@
-"""Files edited as text: what is meant changes, and everything else stays byte for byte."""
+"""Files edited as text: the intended entry changes, and everything else stays byte for byte."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ),
     ],
 )
-def test_a_broken_entry_says_exactly_what_is_wrong(fields: object, message: str) -> None:
+def test_a_broken_entry_gives_the_exact_error(fields: object, message: str) -> None:
     assert one(fields) == (None, [f"isthmus.toml: {message}"])
 
 
@@ -370,7 +370,9 @@ def test_user_headers_may_be_written_as_other_keys_of_mcp_json_are() -> None:
 def test_user_headers_that_cannot_be_sent_are_reported(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
     server, findings = one({**fields, "user_headers": ["X-User-Id"]}, is_own=is_own)
     assert server is not None
-    assert [told.partition(": ")[2] for told in findings] == [f"servers.a.user_headers has no effect beside {beside}"]
+    assert [received.partition(": ")[2] for received in findings] == [
+        f"servers.a.user_headers has no effect beside {beside}"
+    ]
 
 
 def test_tools_of_a_plain_server_are_declared() -> None:
@@ -384,7 +386,7 @@ def test_tools_of_a_plain_server_are_declared() -> None:
     )
 
 
-def test_what_the_operator_says_of_tools_becomes_rules() -> None:
+def test_tool_settings_become_rules() -> None:
     server, findings = one({
         "command": "a",
         "include_tools": ["read", "list"],
@@ -414,7 +416,7 @@ def test_what_the_operator_says_of_tools_becomes_rules() -> None:
         ([], {}),
     ],
 )
-def test_what_the_operator_thinks_of_a_server_becomes_rules(tags: object, said: dict[str, tuple[str, ...]]) -> None:
+def test_trust_and_tags_of_a_server_become_rules(tags: object, said: dict[str, tuple[str, ...]]) -> None:
     server, findings = one({"command": "a", "trusted": True, "tags": tags})
     assert findings == []
     assert server is not None
@@ -469,7 +471,7 @@ def test_an_entry_that_nests_too_deep_is_refused() -> None:
     assert one(fields) == (None, ["isthmus.toml: servers.a must nest at most 32 levels deep, not deeper"])
 
 
-def test_what_other_clients_had_is_kept_without_a_word() -> None:
+def test_settings_of_other_clients_are_kept_silently() -> None:
     server, findings = one({"command": "a", "extra": {"autoApprove": ["read"]}})
     assert findings == []
     assert server is not None
@@ -641,9 +643,9 @@ def test_no_entry_raises_and_each_is_accepted_or_reported(name: str, fields: obj
 def test_headers_that_http_itself_needs_are_refused_by_name(name: str) -> None:
     server, findings = one({"url": URL, "headers": {name: "x"}})
     assert server is None
-    [told] = findings
-    assert "servers.a" in told
-    assert f"not have {name!r}" in told
+    [received] = findings
+    assert "servers.a" in received
+    assert f"not have {name!r}" in received
 
 
 @pytest.mark.parametrize("name", ["Accept", "content-type", "Authorization"])
@@ -688,7 +690,7 @@ def test_a_command_that_is_a_path_is_seen_from_the_folder_of_its_file(
 def test_an_era_without_a_choice_is_reported(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
     server, findings = one({**fields, "era": "modern"}, is_own=is_own)
     assert server is not None
-    assert [told.partition(": ")[2] for told in findings] == [f"servers.a.era has no effect beside {beside}"]
+    assert [received.partition(": ")[2] for received in findings] == [f"servers.a.era has no effect beside {beside}"]
 
 
 def test_an_unreadable_file_of_variables_is_reported_with_server_key_and_file() -> None:
@@ -701,12 +703,12 @@ def test_an_unreadable_file_of_variables_is_reported_with_server_key_and_file() 
 
 
 def test_an_irregular_file_is_reported_and_not_read() -> None:
-    server, [told] = one({"command": "a", "env_file": "/dev/zero"})
+    server, [received] = one({"command": "a", "env_file": "/dev/zero"})
     assert server is not None
-    assert "names /dev/zero, which cannot be read (Not a regular file)" in told
-    server, [told] = one({"command": "a", "args": ["${file:/dev/zero}"]})
+    assert "names /dev/zero, which cannot be read (Not a regular file)" in received
+    server, [received] = one({"command": "a", "args": ["${file:/dev/zero}"]})
     assert server is not None
-    assert told == (
+    assert received == (
         "isthmus.toml: servers.a.args.0 has '${file:/dev/zero}', "
         "which is not a short text file that can be read; it stays as it is"
     )
@@ -726,12 +728,12 @@ def test_the_certificates_of_a_server_are_read_with_its_entry(tmp_path: Path) ->
         assert "CERTIFICATE" not in repr(server)
 
 
-def test_what_is_no_certificate_costs_the_server(tmp_path: Path) -> None:
+def test_an_invalid_certificate_file_costs_the_server(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("x")
-    server, [told] = one({"url": URL, "ca": str(tmp_path / "ca.pem")})
-    assert (server, "ca must be a file of certificates in PEM form" in told) == (None, True)
-    server, [told] = one({"url": URL, "ca": "gone.pem"})
-    assert (server, "ca must be a file that can be read, not 'gone.pem'" in told) == (None, True)
+    server, [received] = one({"url": URL, "ca": str(tmp_path / "ca.pem")})
+    assert (server, "ca must be a file of certificates in PEM form" in received) == (None, True)
+    server, [received] = one({"url": URL, "ca": "gone.pem"})
+    assert (server, "ca must be a file that can be read, not 'gone.pem'" in received) == (None, True)
 
 
 def test_in_another_clients_file_ca_is_its_own_word() -> None:
@@ -739,9 +741,9 @@ def test_in_another_clients_file_ca_is_its_own_word() -> None:
     server, findings = read_server(entry, reading())
     assert server is not None
     assert (server.ca, findings, server.extra) == ("", [], {"ca": "gone.pem"})
-    server, [told] = one({"command": "a", "ca": ""})
+    server, [received] = one({"command": "a", "ca": ""})
     assert server is not None
-    assert "servers.a.ca has no effect beside command" in told
+    assert "servers.a.ca has no effect beside command" in received
 
 
 # -- Server entries become settings -------------------------------------------------------------------------
@@ -763,7 +765,7 @@ def test_a_size_is_a_number_of_bytes_or_has_a_unit(written: object, size: int) -
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "expected"),
     [
         ({"memory": "much"}, "limits.memory must be a size like 512MiB or 1GiB, not 'much'"),
         ({"memory": "1KiB"}, "limits.memory must be at least 16777216, not 1024"),
@@ -774,6 +776,6 @@ def test_a_size_is_a_number_of_bytes_or_has_a_unit(written: object, size: int) -
         (3, "limits must be a table, not 3"),
     ],
 )
-def test_senseless_values_are_reported(table: object, told: str) -> None:
-    with pytest.raises(ValueError, match=told.replace(".", r"\.")):
+def test_senseless_values_are_reported(table: object, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected.replace(".", r"\.")):
         process_limits(table)

@@ -1,4 +1,4 @@
-"""What a file names under `[extensions]`: found, told its settings, and refused with its name if it cannot be used."""
+"""Extensions in a file's `[extensions]`: loaded with their settings, or refused by name."""
 
 from __future__ import annotations
 
@@ -95,15 +95,13 @@ def test_a_secret_may_come_from_an_extension(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gone", "empty", "odd"])
-def test_a_secret_that_it_has_not_costs_what_wanted_it_and_its_words_are_not_repeated(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_missing_secret_costs_its_server_and_the_error_is_not_quoted(tmp_path: Path, name: str) -> None:
     text = f'[extensions]\nsecrets = ["thing"]\n[servers.s]\ncommand = "x"\nenv = {{ K = "thing:{name}" }}'
     configuration = read(tmp_path, text)
     assert configuration.servers == ()
-    told = " ".join(map(str, configuration.warnings))
-    assert f"thing:{name}" in told
-    assert "s3cret" not in told
+    received = " ".join(map(str, configuration.warnings))
+    assert f"thing:{name}" in received
+    assert "s3cret" not in received
 
 
 def test_without_being_named_it_is_no_source_of_secrets(tmp_path: Path) -> None:
@@ -130,28 +128,30 @@ def test_another_programs_file_is_read_by_an_extension(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("places", "expected"),
     [(None, "raised TypeError"), ("/etc", "must return paths, not str"), (["odd.conf"], "must return paths, not str")],
 )
 def test_an_importer_that_names_no_places_refuses_the_file_by_its_name(
-    tmp_path: Path, places: object, told: str
+    tmp_path: Path, places: object, expected: str
 ) -> None:
     text = 'import = ["thing"]\n[extensions]\nimporters = ["thing"]'
     read(tmp_path, text)
     sys.modules["odd"].Thing.places = lambda *_: places
     said = refusal(tmp_path, text)
     assert "extensions.importers.thing cannot be used: " in said
-    assert told in said
+    assert expected in said
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_what_is_not_installed_refuses_the_file(tmp_path: Path, group: str) -> None:
-    told = refusal(tmp_path, f'[extensions]\n{group} = ["thin"]')
-    assert f"extensions.{group}.thin must be an entry point of isthmus.{group} that is installed, not 'thin'" in told
-    assert "thing" in told
+def test_an_extension_that_is_not_installed_refuses_the_file(tmp_path: Path, group: str) -> None:
+    received = refusal(tmp_path, f'[extensions]\n{group} = ["thin"]')
+    assert (
+        f"extensions.{group}.thin must be an entry point of isthmus.{group} that is installed, not 'thin'" in received
+    )
+    assert "thing" in received
 
 
-def test_what_two_packages_have_is_neither(tmp_path: Path, packages: Path) -> None:
+def test_an_extension_of_two_packages_is_refused(tmp_path: Path, packages: Path) -> None:
     install(packages, "other", SOURCE, {"isthmus.identity": {"thing": "other:Thing"}})
     assert "odd:Thing and other:Thing" in refusal(tmp_path, '[extensions]\nidentity = ["thing"]')
 
@@ -165,11 +165,13 @@ def test_what_two_packages_have_is_neither(tmp_path: Path, packages: Path) -> No
         ("number", "odd:number raised TypeError"),
     ],
 )
-def test_what_cannot_be_made_refuses_the_file_and_is_named(tmp_path: Path, name: str, said: str) -> None:
-    told = refusal(tmp_path, f'[extensions]\npolicy = ["{name}"]')
-    assert f"extensions.policy.{name} cannot be used" in told
-    assert said in told
-    assert "s3cret" not in told
+def test_an_extension_that_cannot_be_created_refuses_the_file_and_is_named(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    received = refusal(tmp_path, f'[extensions]\npolicy = ["{name}"]')
+    assert f"extensions.policy.{name} cannot be used" in received
+    assert said in received
+    assert "s3cret" not in received
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path: Path, packages: Path) -> None:
@@ -208,8 +210,8 @@ def test_a_mistyped_table_refuses_the_file(tmp_path: Path) -> None:
 
 
 def test_only_a_file_of_the_hubs_own_has_code_loaded(tmp_path: Path) -> None:
-    told = refusal(tmp_path, '{"mcpServers": {}, "extensions": {"policy": ["thing"]}}', "mcp.json")
-    assert "must be in a file that was written for the hub" in told
+    received = refusal(tmp_path, '{"mcpServers": {}, "extensions": {"policy": ["thing"]}}', "mcp.json")
+    assert "must be in a file that was written for the hub" in received
     theirs = '{"extensions": {"files": {"type": "stdio", "cmd": "run"}}}'
     assert read(tmp_path, theirs, "mcp.json").extensions == Extensions()
     assert "odd" not in sys.modules
@@ -221,6 +223,6 @@ def test_the_storage_of_an_extension_is_at_an_address_of_its_own(tmp_path: Path)
     assert "postgresql" in refusal(tmp_path, '[storage]\nurl = "thing:pass/w@rd"')
 
 
-def test_extensions_are_compared_by_what_is_said_of_them() -> None:
+def test_extensions_are_compared_by_their_settings() -> None:
     assert Extension("policy", "a", {"x": 1}) == Extension("policy", "a", {"x": 1})
     assert Extension("policy", "a", {"x": 1}) != Extension("policy", "a", {"x": 2})

@@ -270,6 +270,6 @@ def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "why"), [("/dev/zero", "Not a regular file"), ("/dev", "Is a directory"), ("/no/such", "No such file")]
 )
-def test_what_is_no_file_is_refused(path: str, why: str) -> None:
+def test_an_irregular_file_is_refused(path: str, why: str) -> None:
     with pytest.raises(OSError, match=why):
         read_regular_file(Path(path), 5)

@@ -1,4 +1,4 @@
-"""Findings say where, what and how to fix it."""
+"""Findings name the place, the problem and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text stands for: no value is another one than its author wrote."""
+"""Parsing of file formats: no value differs from the one that its author wrote."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_number_keeps_its_letters_in_every_format(name: str, text: str) -> Non
     assert (values.word("x", found), values.number("x", found), values.plain(found)) == ("1.10", 1.1, 1.1)
 
 
-def test_arguments_and_variables_of_yaml_are_what_their_author_wrote() -> None:
+def test_arguments_and_variables_of_yaml_keep_their_text() -> None:
     entry = table_of("config.yaml", GOOSE)["extensions"]["a"]
     assert values.words("args", entry["args"]) == (
         *("-p", "22:22", "-e", "NO", "010", "0x1F", "1e3", "TRUE", "2026-01-01", "=", "7"),

@@ -65,7 +65,7 @@ def test_new_equal_different_and_broken_entries_are_distinguished(tmp_path: Path
     assert [str(finding) for finding in merging.findings] == ["mcp.json: mcpServers.broken needs `command` or `url`"]
 
 
-def test_only_what_is_in_the_file_is_replaced_and_by_the_first(tmp_path: Path) -> None:
+def test_only_entries_of_the_file_are_replaced_by_the_first_import(tmp_path: Path) -> None:
     merging = begun(tmp_path, {"a": {"command": "mine"}}, may_replace=True)
     merging.add([
         document(tmp_path, "one.json", CURSOR, {"a": {"command": "one"}, "b": {"command": "one"}}),
@@ -91,9 +91,9 @@ def test_a_variable_that_only_the_other_file_sees_is_reported(tmp_path: Path) ->
     merging = begun(tmp_path, None)
     entries = {"a": {"url": URL, "headers": {"Authorization": "Bearer ${TOKEN}"}}}
     merging.add([document(tmp_path / "sub", "mcp.json", CURSOR, entries)])
-    [told] = merging.findings
-    assert told.code is finding_codes.UNRESOLVED_VARIABLE
-    assert str(told) == (
+    [received] = merging.findings
+    assert received.code is finding_codes.UNRESOLVED_VARIABLE
+    assert str(received) == (
         "isthmus.toml: servers.a.headers.Authorization has '${TOKEN}', which is not set; it stays as it is"
     )
 
@@ -128,15 +128,15 @@ def test_replacing_again_and_again_comes_to_an_end(tmp_path: Path) -> None:
         document(tmp_path, "two.json", CLINE, {"a": {"command": "two"}}),
     ]
     own: dict[str, Any] = {}
-    told = []
+    received = []
     for _ in range(3):
         merging = begun(tmp_path, own, may_replace=True)
         merging.add(found)
-        told.append(outcomes(merging))
+        received.append(outcomes(merging))
         text = merging.merged_into("".join(f'[servers.{name}]\ncommand = "{own[name]["command"]}"\n' for name in own))
         own = tomllib.loads(text)["servers"]
         assert not merging.can_replace
-    assert told == [[("a", first), ("a", "differs")] for first in ("new", "same", "same")]
+    assert received == [[("a", first), ("a", "differs")] for first in ("new", "same", "same")]
     assert own == {"a": {"command": "one"}}
 
 
@@ -177,7 +177,7 @@ OWN_ENTRIES: list[dict[str, Any]] = [
     ("fields", "dialect"),
     [*((fields, CURSOR) for fields in ENTRIES), *((fields, OWN) for fields in (*ENTRIES[2:4], *OWN_ENTRIES))],
 )
-def test_what_is_written_reads_back_as_the_same_server(fields: dict[str, Any], dialect: Dialect) -> None:
+def test_a_written_entry_reads_back_as_the_same_server(fields: dict[str, Any], dialect: Dialect) -> None:
     entry, server = made(fields, dialect)
     table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
     _, again = made(table, OWN)
@@ -200,7 +200,7 @@ def test_unknown_keys_survive_the_round_trip() -> None:
     assert made(table, OWN)[1].extra == server.extra == {"autoApprove": ["read"], "meta": {"since": 2026, "on": True}}
 
 
-def test_what_toml_has_no_words_for_survives_as_well() -> None:
+def test_values_that_toml_cannot_express_survive() -> None:
     odd = {"l": [1, None, 2.0], "n": None, "v": 2.0, "home": "$HOME/${x}", "t": "\ud800", "deep": [[{"x": None}]]}
     entry, server = made({"command": "x", **odd}, CURSOR)
     table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
@@ -211,7 +211,7 @@ def test_what_toml_has_no_words_for_survives_as_well() -> None:
 
 def test_kept_keys_that_are_not_json_are_reported() -> None:
     entry = entry_of("a", {"command": "x", "extra_json": "{"}, Place(FOLDER / "x", "servers.a"), OWN)
-    assert [str(told) for told in entry.findings] == [
+    assert [str(received) for received in entry.findings] == [
         "x: servers.a.extra_json must be a JSON object in a text, not another value"
     ]
 
@@ -248,7 +248,7 @@ def test_every_value_is_written_as_it_is(fields: dict[str, Any]) -> None:
 
 
 @given(st.text(), PLAIN)
-def test_whatever_is_written_is_toml(name: str, value: object) -> None:
+def test_every_written_entry_is_valid_toml(name: str, value: object) -> None:
     odd = {"x": [value, None, "\ud800"], "y": {name: None}}
     assert "a" in tomllib.loads(toml_table("a", odd))["servers"]
 
@@ -283,7 +283,7 @@ def test_a_file_without_a_last_line_end_or_without_anything_can_be_added_to(text
     assert made.startswith(text)
 
 
-def test_line_ends_stay_what_they_are() -> None:
+def test_line_ends_stay_unchanged() -> None:
     text = merge_tables("[hub]\r\nport = 1\r\n", {"a": toml_table("a", {"command": "x"})})
     assert text == '[hub]\r\nport = 1\r\n\r\n[servers.a]\r\ncommand = "x"\r\n'
 

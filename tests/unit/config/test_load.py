@@ -182,7 +182,7 @@ def test_only_a_hub_for_this_machine_alone_lets_everybody_name_addresses(tmp_pat
             decide()
 
 
-def test_what_is_borrowed_from_variables_that_are_not_set_is_known_by_server(tmp_path: Path) -> None:
+def test_unset_variables_are_known_by_server(tmp_path: Path) -> None:
     text = (
         '[servers.a]\ncommand = "${SET}"\nargs = ["${UNSET}", "${file:gone}"]\n[servers.b]\ncommand = "${UNSET:-b}"\n'
     )

@@ -1,4 +1,4 @@
-"""Every kind of mistake, made once: told by its code, where it is and in which words."""
+"""Every kind of mistake, made once: its code, its place and its message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mistake:
 
     code: FindingCode
     text: str
-    told: str
+    message: str
     file: str = "isthmus.toml"
     environment: dict[str, str] = field(default_factory=dict)
     beside: dict[str, str] = field(default_factory=dict)
@@ -318,6 +318,6 @@ def test_every_kind_of_mistake_is_made_here() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.code.name)
 def test_a_mistake_is_named_exactly(mistake: Mistake, tmp_path: Path) -> None:
-    told = [finding for finding in found(mistake, tmp_path) if finding.code is mistake.code]
-    assert [str(finding)[: len(mistake.told)] for finding in told] == [mistake.told]
-    assert told[0].fix
+    received = [finding for finding in found(mistake, tmp_path) if finding.code is mistake.code]
+    assert [str(finding)[: len(mistake.message)] for finding in received] == [mistake.message]
+    assert received[0].fix

@@ -1,4 +1,4 @@
-"""Approvals, budgets, sets and fleets of a file: what they fill in, and that a mistake never widens anything."""
+"""Approvals, budgets, sets and fleets of a file: their defaults, and that a mistake never widens access."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_rules_are_read_in_their_order_with_all_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "expected"),
     [
         ("", 'approvals.a needs tools or destructive = true; for all tools write tools = ["*"]'),
         ("tools = 'x'", "approvals.a.tools must be a list of texts, not 'x'"),
@@ -110,11 +110,11 @@ def test_rules_are_read_in_their_order_with_all_keys(tmp_path: Path) -> None:
         ('tools = ["*"]\narguments = { "a..b" = { above = 1 } }', 'approvals.a.arguments."a..b" must be a path'),
     ],
 )
-def test_a_broken_rule_refuses_the_file_and_says_what_to_write(tmp_path: Path, rule: str, told: str) -> None:
+def test_a_broken_rule_refuses_the_file_with_a_fix(tmp_path: Path, rule: str, expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, f"[approvals.a]\n{rule}\n")
     (finding,) = refused.value.findings
-    assert finding.problem.startswith(f"isthmus.toml: {told}"), finding.problem
+    assert finding.problem.startswith(f"isthmus.toml: {expected}"), finding.problem
     assert finding.fix
     assert finding.code.number == "ISC-431"
     assert ("did you mean tools?" in finding.fix) is ("tool = 1" in rule)
@@ -127,8 +127,8 @@ def test_a_mistyped_table_is_not_ignored(tmp_path: Path) -> None:
 
 def test_a_pattern_of_an_unknown_server_is_reported(tmp_path: Path) -> None:
     text = '[servers.files]\ncommand = "x"\n[approvals.a]\ntools = ["flies.delete"]\n'
-    told = [str(each) for each in read(tmp_path, text).warnings]
-    assert any("did you mean files.delete?" in each for each in told), told
+    received = [str(each) for each in read(tmp_path, text).warnings]
+    assert any("did you mean files.delete?" in each for each in received), received
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_rule_that_no_call_reaches_is_reported(tmp_path: Path, first: str, sec
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "received"),
     [
         (
             'callers = ["agnt"]',
@@ -165,7 +165,7 @@ def test_a_rule_that_no_call_reaches_is_reported(tmp_path: Path, first: str, sec
         ('spent = { budget = "calls", above = 9 }', None),
     ],
 )
-def test_a_rule_that_can_hold_no_call_is_reported(tmp_path: Path, rule: str, told: str | None) -> None:
+def test_a_rule_that_can_hold_no_call_is_reported(tmp_path: Path, rule: str, received: str | None) -> None:
     text = f"""
     [callers.agent]
     key = "0123456789abcdef"
@@ -178,7 +178,7 @@ def test_a_rule_that_can_hold_no_call_is_reported(tmp_path: Path, rule: str, tol
     {rule}
     """
     found = [str(each) for each in read(tmp_path, text).warnings if each.code.number == "ISC-432"]
-    assert found == ([] if told is None else [f"isthmus.toml: {told}"])
+    assert found == ([] if received is None else [f"isthmus.toml: {received}"])
 
 
 def test_another_order_of_the_rules_is_a_change(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "expected"),
     [
         ("", "budgets.a needs calls, result_bytes or cost"),
         ("calls = -1", "budgets.a.calls must be 0 to"),
@@ -228,10 +228,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("calls = 'many'", "budgets.a.calls must be a whole number, not 'many'"),
     ],
 )
-def test_a_mistake_refuses_the_file(tmp_path: Path, entry: str, told: str) -> None:
+def test_a_mistake_refuses_the_file(tmp_path: Path, entry: str, expected: str) -> None:
     with pytest.raises(ConfigError, match="budgets") as refused:
         read(tmp_path, f"[budgets.a]\n{entry}")
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 def test_a_mistyped_table_refuses_the_file(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_every_key_of_a_set_is_documented_and_a_field() -> None:
         ([], "must be a table", "until it is fixed, callers"),
     ],
 )
-def test_a_set_with_a_mistake_is_left_out_and_its_fix_says_what_to_write(entry: object, problem: str, fix: str) -> None:
+def test_a_set_with_a_mistake_is_left_out_with_a_fix(entry: object, problem: str, fix: str) -> None:
     sets, findings = read_sets_of({"dev": entry, "good": {"tools": ["*"]}})
     assert list(sets) == ["good"]
     (finding,) = findings

@@ -139,9 +139,9 @@ def test_a_token_is_a_secret_however_it_came(client: str) -> None:
 
 @pytest.mark.parametrize("client", CASES)
 def test_a_real_file_gives_no_reason_to_complain(client: str) -> None:
-    told = [str(warning) for warning in loaded(client).warnings]
+    received = [str(warning) for warning in loaded(client).warnings]
     expected = ["config.yaml: extensions has entries that only Goose can run; the hub skips them: developer"]
-    assert told == (expected if client == "goose" else [])
+    assert received == (expected if client == "goose" else [])
 
 
 def test_every_file_that_was_read_can_be_watched() -> None:

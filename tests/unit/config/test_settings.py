@@ -29,7 +29,7 @@ from isthmus.library.server_config import read_plan
         ("localhost.example", False),
     ],
 )
-def test_loopback_is_what_no_other_machine_can_reach(host: str, *, is_loopback: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, *, is_loopback: bool) -> None:
     assert HubSettings(host=host).is_loopback == is_loopback
 
 

@@ -51,7 +51,7 @@ def test_a_value_of_another_type_names_its_place() -> None:
         read_table(HERE, "t", {"a": str})
 
 
-def test_what_the_settings_do_not_accept_names_its_place() -> None:
+def test_a_rejected_setting_names_its_place() -> None:
     def refuse() -> None:
         raise ValueError("a must be even, not 1")
 
@@ -110,7 +110,7 @@ def test_settings_are_known_by_their_earlier_names_too() -> None:
     assert findings == ()
 
 
-def test_what_the_command_line_gives_wins() -> None:
+def test_command_line_settings_win() -> None:
     hub, _ = read_hub(document(hub={"host": "0.0.0.0", "port": 9000}), {}, HOME, {"host": "::1"})
     assert (hub.host, hub.port) == ("::1", 9000)
 
@@ -240,8 +240,10 @@ def test_a_bad_value_refuses_the_file_of_a2a(table: object, message: str) -> Non
 
 
 def test_grpc_has_a_port_and_an_address() -> None:
-    settings, told = read_settings(document_of_a2a({"grpc_port": 0, "grpc_url": "grpc.example:443"}), A2A, A2aSettings)
-    assert (settings.grpc_port, settings.grpc_url, told) == (0, "grpc.example:443", ())
+    settings, received = read_settings(
+        document_of_a2a({"grpc_port": 0, "grpc_url": "grpc.example:443"}), A2A, A2aSettings
+    )
+    assert (settings.grpc_port, settings.grpc_url, received) == (0, "grpc.example:443", ())
 
 
 def test_an_unknown_key_is_reported() -> None:
@@ -523,7 +525,7 @@ def test_how_long_records_are_kept_is_a_time(tmp_path: Path, text: str, seconds:
         ('[hub]\naudit = "loose"', "hub.audit must be one of off, batched, strict, not 'loose'"),
     ],
 )
-def test_a_value_that_is_none_refuses_the_file(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_value_refuses_the_file(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
     assert said in str(refused.value)
@@ -642,7 +644,7 @@ def test_an_unknown_key_of_relay_is_reported() -> None:
     ]
 
 
-def test_what_is_said_of_an_agent() -> None:
+def test_settings_of_relay_agents_are_read() -> None:
     entry = {"name": "cook", "allow": ["builtin", "agent:cellar"], "deny": ["cook_knives.throw"], "grace": 30}
     assert agents(kitchen=entry, **{"acme/kitchen": {}}) == (
         {
@@ -654,7 +656,7 @@ def test_what_is_said_of_an_agent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "expected"),
     [
         ({"allow": "builtin"}, "kitchen.allow must be a list of texts, not 'builtin'"),
         (
@@ -667,11 +669,11 @@ def test_what_is_said_of_an_agent() -> None:
         ({"grace": -1}, "kitchen.grace must be a number of seconds, 0 or more, not -1"),
     ],
 )
-def test_an_agent_with_a_mistake_in_it_is_left_out_whole(entry: object, told: str) -> None:
+def test_an_agent_with_a_mistake_in_it_is_left_out_whole(entry: object, expected: str) -> None:
     rules, findings = agents(kitchen=entry, cellar={"grace": 1})
     assert rules == {"cellar": AgentRules(grace=1)}
     (finding,) = findings
-    assert finding.startswith(f"isthmus.toml: relay.agents.{told}")
+    assert finding.startswith(f"isthmus.toml: relay.agents.{expected}")
     assert finding.endswith(("(this entry is skipped)", "(did you mean allow? This entry is skipped)"))
 
 

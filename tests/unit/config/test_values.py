@@ -71,7 +71,7 @@ def test_a_value_of_another_kind_is_refused_and_quoted_only_if_harmless(
     assert str(refused.value) == message
 
 
-def test_what_a_variable_holds_is_never_quoted_and_leaves_as_plain_text() -> None:
+def test_a_variables_value_is_never_quoted_and_becomes_plain_text() -> None:
     lent = values.VariableText("hunter22")
     assert values.quoted(lent) == "what its variable holds"
     assert type(values.text("command", lent)) is str

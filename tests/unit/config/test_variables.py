@@ -1,4 +1,4 @@
-"""What a file borrows from its surroundings."""
+"""Variables and files that a configuration refers to."""
 
 from __future__ import annotations
 
@@ -185,12 +185,12 @@ def test_a_missing_file_beside_is_not_reported(tmp_path: Path) -> None:
 
 def test_an_env_file_that_is_a_pipe_or_too_long_is_reported_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".env")
-    _, [told] = variables_of(tmp_path / "mcp.json", {})
-    assert str(told) == ".env: cannot be read (Not a regular file) and is skipped"
+    _, [received] = variables_of(tmp_path / "mcp.json", {})
+    assert str(received) == ".env: cannot be read (Not a regular file) and is skipped"
     (tmp_path / ".env").unlink()
     (tmp_path / ".env").write_bytes(b"A=" + b"x" * ENV_FILE_BYTES)
-    _, [told] = variables_of(tmp_path / "mcp.json", {})
-    assert str(told) == ".env: is longer than 1 MiB and is skipped"
+    _, [received] = variables_of(tmp_path / "mcp.json", {})
+    assert str(received) == ".env: is longer than 1 MiB and is skipped"
 
 
 def test_an_env_file_that_is_not_text_is_reported(tmp_path: Path) -> None:

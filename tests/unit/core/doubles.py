@@ -1,4 +1,4 @@
-"""The neighbours of the core, small in a test's hands: a link that holds what it is given, a caller that listens."""
+"""Doubles of the core's neighbours: a link that holds calls, a caller that records events."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def call(
 
 
 class Listener:
-    """An exchange that remembers what it was told."""
+    """An exchange that records its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -77,12 +77,12 @@ def test_a_call_is_recorded_without_its_arguments() -> None:
 
 def test_conversations_are_distinguished_without_their_ids() -> None:
     first, second = (msgspec.structs.replace(call(), session=name) for name in ("one", "two"))
-    told = [ended(asked)["session"] for asked in (first, second, first)]
-    assert told[0] == told[2] != told[1]
-    assert "one" not in told[0]
+    received = [ended(asked)["session"] for asked in (first, second, first)]
+    assert received[0] == received[2] != received[1]
+    assert "one" not in received[0]
 
 
-def test_what_is_about_to_be_sent_has_no_outcome() -> None:
+def test_the_record_before_sending_has_no_outcome() -> None:
     begun = ended(call(), None, server=None, was_sent=False, id="run-1")
     assert begun["event"] == "call.begun"
     assert begun["id"] == "run-1"
@@ -132,18 +132,23 @@ def test_long_names_and_odd_texts_cost_only_themselves() -> None:
         ("https://" + "u" * 300 + ":secret@host/" + "p" * 300, "https://host/" + "p" * 243),
     ],
 )
-def test_what_may_be_secret_in_an_address_is_left_out(kind: Kind, address: str, kept: str) -> None:
+def test_possibly_secret_parts_of_an_address_are_left_out(kind: Kind, address: str, kept: str) -> None:
     assert ended(msgspec.structs.replace(call(), name=address, kind=kind))["name"] == kept
 
 
 def test_an_event_is_recorded_with_its_bounded_subject() -> None:
-    told = read(AuditEvent(1.0, "key.revoked", {"caller": "x" * 1000, "at": 5, "event": "forged", "count": 3}))
-    assert (told["at"], told["event"], told["count"], len(told["caller"])) == (1.0, "key.revoked", 3, 256)
+    received = read(AuditEvent(1.0, "key.revoked", {"caller": "x" * 1000, "at": 5, "event": "forged", "count": 3}))
+    assert (received["at"], received["event"], received["count"], len(received["caller"])) == (
+        1.0,
+        "key.revoked",
+        3,
+        256,
+    )
     many = read(AuditEvent(1.0, "some", {f"m{number}": number for number in range(100)}))
     assert len(many) == MEMBERS_MAX + 2
 
 
-def test_what_is_a_record_already_stays_as_it_is() -> None:
+def test_an_encoded_record_stays_unchanged() -> None:
     assert RecordEncoder(KEY).record(EncodedRecord(2.0, b'{"at":2.0}')) == (2.0, b'{"at":2.0}')
 
 
@@ -262,7 +267,7 @@ def test_records_in_another_order_are_found() -> None:
     assert number_of(look(rows, None)) == 2
 
 
-def test_what_is_missing_at_the_end_is_found_by_the_checkpoint() -> None:
+def test_missing_records_at_the_end_are_found_by_the_checkpoint() -> None:
     rows = chain(5)
     assert number_of(look(rows[:3], seal(point(rows[-1])))) == 4
     assert number_of(look([], seal(point(rows[-1])))) == 1
@@ -304,12 +309,12 @@ def test_the_time_that_a_record_is_found_by_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"event":"call"}', b'{"at":"1"}', b'{"at":1.0,"event":"\xff"}'])
-def test_what_is_no_record_is_named(content: bytes) -> None:
+def test_an_invalid_record_is_named(content: bytes) -> None:
     row = AuditRow(1, 1.0, content, follow(START, content).digest)
     assert number_of(look([row], None)) == 1
 
 
-def test_what_a_hub_found_wrong_when_it_started_stays_to_be_seen() -> None:
+def test_a_defect_found_at_the_start_of_a_hub_stays_visible() -> None:
     content = b'{"at":1.0,"event":"%b","why":"it ended too early"}' % CUT.encode()
     row = AuditRow(1, 1.0, content, follow(START, content).digest)
     broken = look([row], seal(point(row)))
@@ -330,7 +335,7 @@ def record(content: bytes) -> dict[str, Any]:
     return read
 
 
-def test_what_ended_is_not_open_however_often_it_began() -> None:
+def test_an_ended_call_is_not_open_even_if_it_began_twice() -> None:
     ends = UnfinishedCalls()
     for number, (id, is_begun) in enumerate([("a", True), ("b", True), ("a", True), ("a", False), ("", False)]):
         ends.take(row(number, id, is_begun=is_begun))
@@ -340,16 +345,21 @@ def test_what_ended_is_not_open_however_often_it_began() -> None:
     assert (list(ends.open), ends.lost) == (["b"], 0)
 
 
-def test_what_closes_a_call_names_it_and_is_its_end() -> None:
+def test_the_closing_record_of_a_lost_call_names_and_ends_it() -> None:
     ends = UnfinishedCalls()
     begun = row(1, "b", is_begun=True)
     ends.take(begun)
     closed = lost_call_record(begun, 7.0)
     assert closed is not None
-    told, before = record(closed.content), record(begun.content)
-    assert (told["event"], told["outcome"], told["executed"], told["at"]) == (CALL_LOST, "lost", "unknown", 7.0)
+    received, before = record(closed.content), record(begun.content)
+    assert (received["event"], received["outcome"], received["executed"], received["at"]) == (
+        CALL_LOST,
+        "lost",
+        "unknown",
+        7.0,
+    )
     for member in ("caller", "tenant", "name", "server", "arguments", "id", "kind"):
-        assert told[member] == before[member]
+        assert received[member] == before[member]
     ends.take(AuditRow(2, 7.0, closed.content, b""))
     assert (ends.open, ends.lost) == ({}, 1)
     assert lost_call_record(AuditRow(1, 1.0, b"{}", b""), 7.0) is None
@@ -362,5 +372,5 @@ def test_a_call_that_an_earlier_version_began_is_closed() -> None:
     assert old != begun.content
     closed = lost_call_record(AuditRow(1, 1.0, old, b""), 7.0)
     assert closed is not None
-    told = record(closed.content)
-    assert (told["event"], told["frontend"], "face" in told) == (CALL_LOST, "rest", False)
+    received = record(closed.content)
+    assert (received["event"], received["frontend"], "face" in received) == (CALL_LOST, "rest", False)

@@ -29,13 +29,13 @@ async def test_a_child_runs_under_its_name_and_leaves_when_done() -> None:
 
 async def test_a_crash_is_logged_and_reported_and_costs_no_sibling() -> None:
     background = BackgroundTasks()
-    told: list[BaseException] = []
+    received: list[BaseException] = []
     sibling = background.spawn("sibling", asyncio.Event().wait())
     with capture_logs() as logs:
-        crashed = background.spawn("broken", fails(), on_crash=told.append)
+        crashed = background.spawn("broken", fails(), on_crash=received.append)
         await asyncio.wait({crashed})
         await asyncio.sleep(0)
-    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [type(error) for error in received] == [ZeroDivisionError]
     assert [(line["event"], line["task"]) for line in logs] == [("background task crashed", "hub/broken")]
     assert not sibling.done()
     await background.aclose()

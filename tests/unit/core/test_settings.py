@@ -1,4 +1,4 @@
-"""The limits refuse what could not work."""
+"""Limits refuse values that cannot work."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_metadata_is_about_a_server_or_it_is_not(resource: str, is_about: bool) 
     assert _covers(resource, "https://s.example/mcp") is is_about
 
 
-def said(document: Any) -> HttpResponse:
+def document_response(document: Any) -> HttpResponse:
     return HttpResponse(200, {}, document if isinstance(document, bytes) else json.dumps(document).encode())
 
 
@@ -85,13 +85,13 @@ def said(document: Any) -> HttpResponse:
     "document",
     [b"", b"<html>", b"\xff", b"[]", b"null", {"resource": 1}, {"resource": "r", "authorization_servers": "x"}, {}],
 )
-def test_a_document_that_makes_no_sense_is_none(document: Any) -> None:
+def test_an_invalid_metadata_document_is_rejected(document: Any) -> None:
     with pytest.raises(DiscoveryFailed, match="cannot be read"):
-        _decoded(said(document), ResourceMetadata, "its metadata")
+        _decoded(document_response(document), ResourceMetadata, "its metadata")
 
 
-def test_what_is_null_or_unknown_in_a_document_is_as_if_it_were_not_there() -> None:
-    found = _decoded(said({"issuer": "i", "scopes_supported": None, "jwks_uri": 5}), ServerMetadata, "it")
+def test_null_and_unknown_members_of_a_document_are_ignored() -> None:
+    found = _decoded(document_response({"issuer": "i", "scopes_supported": None, "jwks_uri": 5}), ServerMetadata, "it")
     assert found == ServerMetadata(issuer="i")
 
 
@@ -151,7 +151,7 @@ def test_no_answer_of_a_stranger_breaks_the_reader(document: bytes, header: str)
         ('Bearer error="<script>"', Challenge()),
     ],
 )
-def test_what_is_understood_of_a_challenge(header: str, challenge: Challenge) -> None:
+def test_a_challenge_is_parsed(header: str, challenge: Challenge) -> None:
     assert read_challenge(header) == challenge
 
 

@@ -1,4 +1,4 @@
-"""Resources that are followed at a server which callers have credentials of their own at: nobody hears by others'."""
+"""Resources followed with callers' own credentials: nobody is notified by another caller's subscription."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ KEY = (ServerName("s"), URI)
 class Notes(Scripted):
     """Tells of its one resource."""
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.greetings += 1
-        told = {
+        received = {
             "protocolVersion": "2025-11-25",
             "capabilities": {"tools": {}, "resources": {"subscribe": True}},
             "serverInfo": {"name": "x", "version": "1"},
         }
-        out.write(reply(heard.result(told), headers={SESSION: self.session}))
+        out.write(reply(request.result(received), headers={SESSION: self.session}))
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        match heard.method:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        match request.method:
             case "resources/list":
-                out.write(reply(heard.result({"resources": [{"uri": URI, "name": "inbox"}]})))
+                out.write(reply(request.result({"resources": [{"uri": URI, "name": "inbox"}]})))
             case "resources/templates/list":
-                out.write(reply(heard.result({"resourceTemplates": []})))
+                out.write(reply(request.result({"resourceTemplates": []})))
             case "resources/subscribe" | "resources/unsubscribe":
-                out.write(reply(heard.result({})))
+                out.write(reply(request.result({})))
             case _:
-                await super().on(heard, out)
+                await super().on(request, out)
 
     @property
     def asked(self) -> list[str]:
-        """Who was shown to it with each request to tell."""
-        return [heard.headers["authorization"][0] for heard in self.heard if heard.method == "resources/subscribe"]
+        """The credential of each subscription request."""
+        return [
+            request.headers["authorization"][0] for request in self.heard if request.method == "resources/subscribe"
+        ]
 
 
 def entry_of(server: Scripted, **more: object) -> dict[str, object]:
@@ -53,28 +55,28 @@ def entry_of(server: Scripted, **more: object) -> dict[str, object]:
 async def test_a_caller_with_its_own_credentials_follows_with_these_alone(tmp_path: Path) -> None:
     async with Notes() as server, hub_of(tmp_path, {"s": entry_of(server)}) as hub:
         await hub.ready("s")
-        told: list[str] = []
+        received: list[str] = []
         subscriptions = hub.running.hub.subscriptions
-        assert await subscriptions.add(KEY, lambda: told.append("planner"), Subscriber(PLANNER)) is None
+        assert await subscriptions.add(KEY, lambda: received.append("planner"), Subscriber(PLANNER)) is None
         assert server.asked == [], "nobody asks in everybody's name what one caller wants to know"
         subscriptions.updated(S, URI)
-        assert told == [], "nor does it hear what everybody else is told"
+        assert received == [], "nor does it get notifications of others"
         await called(hub, PLANNER)
         await eventually(lambda: server.asked == ["planners"], "its own link asks")
         subscriptions.updated(S, URI)
-        assert told == [], "what everybody is told is not about its own"
-        assert await subscriptions.add(KEY, lambda: told.append("other"), Subscriber(OTHER)) is None
+        assert received == [], "common notifications do not concern its own"
+        assert await subscriptions.add(KEY, lambda: received.append("other"), Subscriber(OTHER)) is None
         assert server.asked == ["planners", "common"]
         subscriptions.updated(S, URI)
-        assert told == ["other"]
+        assert received == ["other"]
 
 
 async def test_a_caller_without_credentials_follows_nothing_where_each_needs_its_own(tmp_path: Path) -> None:
     async with Notes() as server, hub_of(tmp_path, {"s": entry_of(server, credentials="caller")}) as hub:
         await hub.ready("s")
-        told: list[str] = []
-        refused = await hub.running.hub.subscriptions.add(KEY, lambda: told.append("other"), Subscriber(OTHER))
+        received: list[str] = []
+        refused = await hub.running.hub.subscriptions.add(KEY, lambda: received.append("other"), Subscriber(OTHER))
         assert isinstance(refused, NotConnected)
         assert "other has none" in refused.why
         hub.running.hub.subscriptions.updated(S, URI)
-        assert (server.asked, told) == ([], [])
+        assert (server.asked, received) == ([], [])

@@ -1,4 +1,4 @@
-"""Logins among authorization servers and servers that lie, echo and hurry, and people who act while one is renewed."""
+"""Logins with authorization servers and servers that lie, echo and hurry, and people who act during a renewal."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def kept_of(state: Path) -> StoredLogin | None:
 
 
 def login_of(hub: InProcess) -> Login:
-    """What the server is shown in nobody's name."""
+    """The credentials sent to the server without a caller."""
     return hub.running.logins._known[Slot("s"), ""][1]
 
 
@@ -188,8 +188,8 @@ async def test_text_that_an_authorization_server_repeats_is_not_printed(
     """Nor the beginning of what is too long to be told whole."""
     async with Authority() as authority, Protected(authority) as server:
         secret = "s3cret" + LONG
-        told = f"unknown: {secret}" if how == "refresh" else "the password was s3cretpassword"
-        authority.refusals = [(400, {"error": "invalid_grant", "error_description": told})] * 3
+        received = f"unknown: {secret}" if how == "refresh" else "the password was s3cretpassword"
+        authority.refusals = [(400, {"error": "invalid_grant", "error_description": received})] * 3
         if how == "refresh":
             token = StoredToken("access", time.time() - 1, 0.0, secret)
             kept = StoredLogin(token, OAuthClient("c"), authority.url, f"{authority.url}/token", server.url, server.url)
@@ -206,13 +206,13 @@ async def test_text_that_an_authorization_server_repeats_is_not_printed(
 @pytest.mark.parametrize("status", [200, 403])
 async def test_a_server_that_repeats_a_callers_token_does_not_get_it_to_the_caller(tmp_path: Path, status: int) -> None:
     class Repeating(Protected):
-        async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            shown = heard.headers.get("authorization", [""])[0]
+        async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            shown = request.headers.get("authorization", [""])[0]
             if "token-1" not in shown and shown:
                 error = {"code": -32000, "message": f"not for {shown}"}
-                out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}, status=status))
+                out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}, status=status))
             else:
-                await super().on(heard, out)
+                await super().on(request, out)
 
     async with Authority() as authority, Repeating(authority) as server:
         authority.prefix = LONG
@@ -289,13 +289,13 @@ async def test_a_login_for_an_odd_time_is_one(
     assert "refresh" not in capsys.readouterr().out
 
 
-async def test_a_server_that_repeats_what_it_is_shown_to_a_call_does_not_get_it_to_the_caller(tmp_path: Path) -> None:
+async def test_credentials_echoed_by_a_server_do_not_reach_the_caller(tmp_path: Path) -> None:
     """In the hub's own words, that is: what a server answers by itself reaches the caller as it is."""
 
     class Repeating(Scripted):
-        async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            error = {"code": -32000, "message": f"not for {heard.headers['authorization'][0]}"}
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}, status=401))
+        async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            error = {"code": -32000, "message": f"not for {request.headers['authorization'][0]}"}
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}, status=401))
 
     async with Repeating() as server:
         entry = {**server.entry, "headers": {"Authorization": "Bearer configured-secret"}}
@@ -329,7 +329,7 @@ def test_a_command_with_a_strangers_words_is_one_that_can_be_copied() -> None:
     assert printed.stdout.endswith("a'$(touch /tmp/x)' `b`;c")
 
 
-async def test_what_is_no_answer_of_a_browser_breaks_nothing() -> None:
+async def test_invalid_requests_to_the_login_callback_are_harmless() -> None:
     broken: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
     callback = Callback("the state")
@@ -363,7 +363,7 @@ async def expired(folder: Path) -> AsyncIterator[tuple[Slow, Logins, str]]:
 
 
 async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renewed_once(tmp_path: Path) -> None:
-    """A refresh token is good once: whoever takes a login's place does not spend what that one is spending."""
+    """A refresh token is valid once: a login that replaces another does not use the token that the other is using."""
     async with expired(tmp_path) as (authority, logins, url):
         first = logins.of(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
         readying = asyncio.ensure_future(first.ready())

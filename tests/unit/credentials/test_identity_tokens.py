@@ -1,4 +1,4 @@
-"""Tokens for somebody else's signed word: a workload's identity (RFC 7523), and a company's identity provider."""
+"""Tokens for signed assertions: a workload's identity (RFC 7523), and a company's identity provider."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Provider(Authority):
 
     def _token(self, form: dict[str, str]) -> bytes:
         answer = super()._token(form)
-        told = json.loads(answer.partition(b"\r\n\r\n")[2])
-        if "access_token" not in told:
+        response = json.loads(answer.partition(b"\r\n\r\n")[2])
+        if "access_token" not in response:
             return answer
         return reply({"access_token": "the-grant", "issued_token_type": self.kind, "token_type": "N_A"})
 
@@ -139,20 +139,20 @@ async def test_an_employees_identity_is_exchanged_for_a_grant_and_that_for_a_tok
 
 
 @pytest.mark.parametrize(
-    ("refusals", "kind", "told"),
+    ("refusals", "kind", "expected"),
     [
         ([(400, {"error": "invalid_target", "error_description": "not who-i-am here"})], ID_JAG, "says invalid_target"),
         ([], "urn:ietf:params:oauth:token-type:access_token", "did not issue an ID-JAG"),
     ],
 )
 async def test_a_scope_that_the_provider_does_not_grant_is_not_requested(
-    tmp_path: Path, refusals: list[Any], kind: str, told: str
+    tmp_path: Path, refusals: list[Any], kind: str, expected: str
 ) -> None:
     async with Provider() as provider, Authority() as authority, Protected(authority) as server:
         provider.refusals, provider.kind = refusals, kind
         oauth = {**ENTERPRISE, "idp_issuer": provider.url, "identity_token": "who-i-am"}
         async with hub_of(tmp_path, {"s": entry_of(server, **oauth)}) as hub:
             await eventually(lambda: hub.state("s") == "login", "the hub gives up")
-            assert told in reason_of(hub)
+            assert expected in reason_of(hub)
             assert "who-i-am" not in reason_of(hub)
         assert authority.forms == []

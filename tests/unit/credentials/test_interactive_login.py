@@ -1,4 +1,4 @@
-"""A login in a browser: what is asked, and what is believed of what comes back."""
+"""A login in a browser: the request, and the validation of the answer."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def test_the_challenge_is_that_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"authorization_endpoint": ""}, "no page to log in at"),
         ({"code_challenge_methods_supported": []}, "does not say that it supports PKCE"),
         ({"code_challenge_methods_supported": ["plain"]}, "does not say that it supports PKCE"),
     ],
 )
-def test_a_server_without_a_page_or_without_pkce_is_not_gone_to(change: dict[str, object], told: str) -> None:
+def test_a_server_without_a_page_or_without_pkce_is_not_gone_to(change: dict[str, object], expected: str) -> None:
     server = ServerMetadata(**{**{name: getattr(SERVER, name) for name in SERVER.__struct_fields__}, **change})
-    with pytest.raises(LoginRefused, match=told):
+    with pytest.raises(LoginRefused, match=expected):
         Authorization().address(server, CLIENT, "r", "")
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected"),
     [
         ({}, "does not belong to this login"),
         ({"code": "c", "state": "other"}, "does not belong to this login"),
@@ -73,8 +73,8 @@ def test_a_server_without_a_page_or_without_pkce_is_not_gone_to(change: dict[str
         ({"state": "mine"}, "has no code"),
     ],
 )
-def test_what_is_no_answer_to_this_login_is_refused(answer: dict[str, str], told: str) -> None:
-    with pytest.raises(LoginRefused, match=told):
+def test_an_answer_to_another_login_is_refused(answer: dict[str, str], expected: str) -> None:
+    with pytest.raises(LoginRefused, match=expected):
         Authorization("mine", "v").code_in(answer, SERVER)
 
 

@@ -1,4 +1,4 @@
-"""Sealing for what is written down."""
+"""Sealing of stored credentials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from isthmus.credentials.sealing import KEY_FILE, StoredSealer, stored_key
 
 
-def test_what_was_sealed_opens_for_what_it_is_bound_to_alone(tmp_path: Path) -> None:
+def test_sealed_text_opens_only_with_its_own_context(tmp_path: Path) -> None:
     sealer = StoredSealer(stored_key(tmp_path))
     sealed = sealer.seal(b"secret", b"https://push.example")
     assert "secret" not in sealed
@@ -23,7 +23,7 @@ def test_what_was_sealed_opens_for_what_it_is_bound_to_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "AAAA", "not base64", "\u00e9", "A" * 60])
-def test_what_was_not_sealed_opens_not(tmp_path: Path, text: str) -> None:
+def test_unsealed_text_does_not_open(tmp_path: Path, text: str) -> None:
     assert StoredSealer(stored_key(tmp_path)).open(text, b"x") is None
 
 

@@ -1,4 +1,4 @@
-"""What was sealed opens unchanged, for what it is bound to, in this process, and in no other way."""
+"""Sealed text opens unchanged, with its own context, in this process, and in no other way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEALED = SEALER.seal(CONTENT, OWNER)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=100))
-def test_what_was_sealed_opens_for_what_it_is_bound_to(content: bytes, bound_to: bytes) -> None:
+def test_sealed_text_opens_with_its_context(content: bytes, bound_to: bytes) -> None:
     assert SEALER.open(SEALER.seal(content, bound_to), bound_to) == content
 
 

@@ -1,4 +1,4 @@
-"""What servers are shown while a hub runs: had by itself, renewed in time, refused for good, and never mixed up."""
+"""Credentials for servers while a hub runs: obtained, renewed in time, refused for good, and never mixed up."""
 
 from __future__ import annotations
 
@@ -110,17 +110,17 @@ async def test_a_token_is_renewed_ahead_of_its_end_and_no_link_is_made_anew(
             assert (server.greetings, server.turned_away) == (1, 1)
 
 
-async def test_a_server_that_repeats_what_it_is_shown_gets_it_into_no_log(
+async def test_credentials_echoed_by_a_server_are_not_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Repeating(Protected):
-        async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            if heard.method == "tools/list" and heard.headers.get("authorization"):
-                said = f"no list for {heard.headers['authorization'][0]}"
-                error = {"jsonrpc": "2.0", "id": heard.message["id"], "error": {"code": -32000, "message": said}}
+        async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            if request.method == "tools/list" and request.headers.get("authorization"):
+                said = f"no list for {request.headers['authorization'][0]}"
+                error = {"jsonrpc": "2.0", "id": request.message["id"], "error": {"code": -32000, "message": said}}
                 out.write(reply(error, status=403))
             else:
-                await super().on(heard, out)
+                await super().on(request, out)
 
     async with (
         Authority() as authority,
@@ -136,9 +136,9 @@ async def test_a_token_that_a_server_repeats_in_a_failed_result_reaches_no_calle
     tmp_path: Path, isolation: str
 ) -> None:
     class Repeating(Protected):
-        async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            said = f"not good: {heard.headers['authorization'][0]}"
-            out.write(reply(heard.result({"content": [{"type": "text", "text": said}], "isError": True})))
+        async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            said = f"not good: {request.headers['authorization'][0]}"
+            out.write(reply(request.result({"content": [{"type": "text", "text": said}], "isError": True})))
 
     async with Authority() as authority, Repeating(authority) as server:
         entry = {**entry_of(server, **OWN), "isolation": isolation}
@@ -152,9 +152,9 @@ async def test_a_token_that_a_server_repeats_in_a_failed_result_reaches_no_calle
 @pytest.mark.parametrize("isolation", ["shared", "caller"])
 async def test_a_token_that_a_server_repeats_in_a_result_is_not_captured(tmp_path: Path, isolation: str) -> None:
     class Repeating(Protected):
-        async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            said = f"thanks for {heard.headers['authorization'][0]}"
-            out.write(reply(heard.result({"content": [{"type": "text", "text": said}]})))
+        async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            said = f"thanks for {request.headers['authorization'][0]}"
+            out.write(reply(request.result({"content": [{"type": "text", "text": said}]})))
 
     async with Authority() as authority, Repeating(authority) as server:
         entry = {**entry_of(server, **OWN), "isolation": isolation}
@@ -187,9 +187,7 @@ async def test_an_authorization_server_that_is_away_is_asked_again(tmp_path: Pat
             await hub.ready("s")
 
 
-async def test_a_token_that_a_server_takes_no_more_is_renewed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_token_that_a_server_rejects_is_renewed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_logins, "FRESH_SECONDS", 0.0)
     async with server_status(tmp_path) as (authority, hub):
         authority.good.clear()
@@ -277,7 +275,7 @@ async def test_a_login_is_renewed_and_the_renewed_one_kept(tmp_path: Path, monke
 async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Secrets of clients are changed by and by; nobody has to log in again for that."""
+    """Client secrets are rotated; that requires no new login."""
     monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     monkeypatch.setattr(server_logins, "SOONEST_SECONDS", 0.05)
     async with Authority() as authority, Protected(authority) as server:
@@ -307,8 +305,8 @@ async def test_a_refused_refresh_is_reported_and_not_repeated(tmp_path: Path, mo
             await logged_in(hub, tmp_path / "state")
             await eventually(lambda: authority.count("refresh_token") == 1, "it is tried")
             authority.good.clear()
-            told = "it requires a login (its authorization server says invalid_grant): run isthmus login s"
-            await eventually(lambda: reason_of(hub).startswith(told), "the hub says so")
+            received = "it requires a login (its authorization server says invalid_grant): run isthmus login s"
+            await eventually(lambda: reason_of(hub).startswith(received), "the hub says so")
             assert hub.state("s") == "login"
             assert "refresh-1" not in reason_of(hub)
             knocks = server.turned_away
@@ -319,7 +317,7 @@ async def test_a_refused_refresh_is_reported_and_not_repeated(tmp_path: Path, mo
             assert server.turned_away <= knocks + 1, "but for the one that asked where to log in"
 
 
-async def test_a_server_that_has_moved_is_not_shown_what_was_for_another(tmp_path: Path) -> None:
+async def test_a_moved_server_does_not_get_the_credentials_of_the_old_address(tmp_path: Path) -> None:
     async with Authority() as authority, Protected(authority) as server, Protected(authority) as thief:
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
@@ -351,7 +349,9 @@ class Listening(Scripted):
 
     @property
     def calls(self) -> list[str]:
-        return [heard.headers.get("authorization", [""])[0] for heard in self.heard if heard.method == "tools/call"]
+        return [
+            request.headers.get("authorization", [""])[0] for request in self.heard if request.method == "tools/call"
+        ]
 
 
 def entry_with(server: Scripted, **more: Any) -> Mapping[str, Any]:
@@ -369,11 +369,11 @@ async def test_each_caller_is_called_for_by_its_own_and_the_others_by_the_common
             for caller in (PLANNER, OTHER, PLANNER, Caller("other", "acme", Grants(("*",)))):
                 assert isinstance(await called(hub, caller), Result)
         assert server.calls == ["planners", "common", "planners", "x"]
-        shown = {heard.session: heard.headers.get("authorization") for heard in server.heard if heard.session}
-        for heard in server.heard:
-            if heard.session:
-                assert heard.headers.get("authorization") == shown[heard.session], "no session is shown two names"
-                assert heard.headers["x-team"] == ["a"]
+        shown = {request.session: request.headers.get("authorization") for request in server.heard if request.session}
+        for request in server.heard:
+            if request.session:
+                assert request.headers.get("authorization") == shown[request.session], "no session is shown two names"
+                assert request.headers["x-team"] == ["a"]
 
 
 async def test_a_caller_has_its_own_with_whichever_token_it_came(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ async def test_a_caller_with_its_own_is_shown_by_nothing_that_proves_another(tmp
         async with hub_of(tmp_path, {"s": {**server.entry, "headers": common, "callers": own}}) as hub:
             await hub.ready("s")
             assert isinstance(await called(hub, PLANNER), Result)
-        headers = next(heard.headers for heard in server.heard if heard.method == "tools/call")
+        headers = next(request.headers for request in server.heard if request.method == "tools/call")
     named = ("authorization", "x-api-key", "cookie", "x-team", "x-tier")
     assert [headers.get(name) for name in named] == [None, ["planners"], None, ["a"], ["high"]]
 
@@ -434,7 +434,7 @@ async def test_a_caller_logs_in_for_itself_alone(tmp_path: Path) -> None:
 EXCHANGE = {"grant": "token_exchange", "client_id": "hub", "client_secret": "the secret", "audience": "search"}
 
 
-async def test_what_a_caller_has_shown_is_exchanged_and_never_passed_on(tmp_path: Path) -> None:
+async def test_a_callers_token_is_exchanged_and_never_forwarded(tmp_path: Path) -> None:
     async with Authority() as authority, Protected(authority) as server:
         async with hub_of(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as hub:
             await hub.ready("s")  # it is listed in the hub's own name
@@ -476,5 +476,5 @@ async def test_a_caller_without_anything_left_to_exchange_gets_no_more_calls(
         subjects.note(Subject("default", "planner"), "another", 4e9)
         assert isinstance(await called(hub, PLANNER), Result)
         assert authority.forms[-1]["subject_token"] == "another"
-        calls = [heard for heard in server.heard if heard.method == "tools/call"]
-        assert all(heard.headers["authorization"][0].startswith("Bearer token-") for heard in calls)
+        calls = [received for received in server.heard if received.method == "tools/call"]
+        assert all(received.headers["authorization"][0].startswith("Bearer token-") for received in calls)

@@ -276,16 +276,16 @@ class Sending:
         await self.server.__aexit__()
 
     def send(self) -> tuple[ReplySink, Ticket]:
-        told = ReplySink()
-        return told, self.client.send(self.head, None, told)
+        received = ReplySink()
+        return received, self.client.send(self.head, None, received)
 
 
 async def test_a_refusal_for_a_nonce_is_read_to_its_end_and_the_connection_used_again() -> None:
     async with Sending() as sending:
-        told, ticket = sending.send()
+        received, ticket = sending.send()
         for said in (REFUSAL % 4 + b"xxxx", DONE):
             sending.server.replies.put_nowait(said)
-        assert await asyncio.wait_for(told.over, 5.0) == (200, b"ok")
+        assert await asyncio.wait_for(received.over, 5.0) == (200, b"ok")
         assert ticket.may_have_left
         assert sending.server.connections == 1
         url = sending.server.url.partition("?")[0]
@@ -297,29 +297,29 @@ async def test_a_refusal_for_a_nonce_is_read_to_its_end_and_the_connection_used_
 @pytest.mark.parametrize("rest", [None, b"x" * (REFUSAL_BYTES_MAX + 1)], ids=["cut off", "endless"])
 async def test_a_refusal_that_does_not_end_well_is_a_refusal_all_the_same(rest: bytes | None) -> None:
     async with Sending() as sending:
-        told, _ = sending.send()
+        received, _ = sending.send()
         for said in (REFUSAL % (REFUSAL_BYTES_MAX * 2), rest, DONE):
             sending.server.replies.put_nowait(said)
-        assert await asyncio.wait_for(told.over, 5.0) == (200, b"ok")
+        assert await asyncio.wait_for(received.over, 5.0) == (200, b"ok")
         assert sending.server.connections == 2
 
 
 async def test_a_request_that_was_refused_and_given_up_has_provably_not_run() -> None:
     async with Sending() as sending:
-        told, ticket = sending.send()
+        received, ticket = sending.send()
         sending.server.replies.put_nowait(REFUSAL % 4)
         await eventually(lambda: sending.server.replies.empty() and not ticket.may_have_left, "it is refused")
         ticket.abort()
         assert not ticket.may_have_left
-        assert not told.over.done()
+        assert not received.over.done()
 
 
 async def test_a_request_that_is_lost_after_its_second_proof_may_have_run() -> None:
     async with Sending() as sending:
-        told, ticket = sending.send()
+        received, ticket = sending.send()
         for said in (REFUSAL % 4 + b"xxxx", None):
             sending.server.replies.put_nowait(said)
-        lost = await asyncio.wait_for(told.over, 5.0)
+        lost = await asyncio.wait_for(received.over, 5.0)
         assert isinstance(lost, ConnectionLost)
         assert lost.may_have_left
         assert ticket.may_have_left
@@ -336,7 +336,7 @@ def test_a_key_reveals_nothing_of_itself_and_can_be_read_again() -> None:
     assert "PRIVATE" not in repr(key) + repr(vars(Prover(key)))
 
 
-def test_what_is_no_key_of_ours_is_refused_without_being_quoted() -> None:
+def test_a_foreign_key_is_refused_and_not_quoted() -> None:
     with pytest.raises(ValueError, match="cannot be read") as refused:
         ProofKey.read("a secret")
     assert "a secret" not in str(refused.value)
@@ -387,7 +387,7 @@ def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"n": 1e400}', b'{"text": "\\ud800"}'])
-def test_what_its_listener_cannot_write_again_is_not_signed(tmp_path: Path, body: bytes) -> None:
+def test_a_body_that_receivers_cannot_reproduce_is_not_signed(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever Python says of it
         PushSigner(PushKeyFile(tmp_path)).token_for(body, NOW)
 

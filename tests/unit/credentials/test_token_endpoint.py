@@ -1,4 +1,4 @@
-"""How the hub proves which client it is, and what a token endpoint's answers come to."""
+"""Client authentication of the hub, and answers of a token endpoint."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_client_with_a_key_signs_its_identity(
         pem_of(P256)[:60] + "x" + pem_of(P256)[61:],
     ],
 )
-def test_what_nothing_can_be_signed_with_is_refused_and_not_quoted(pem: str) -> None:
+def test_an_unusable_private_key_is_refused_and_not_quoted(pem: str) -> None:
     with pytest.raises(ValueError, match="private_key must") as refused:
         check_private_key(pem)
     assert not pem[40:50] or pem[40:50] not in str(refused.value)
@@ -118,13 +118,13 @@ def test_a_token_is_read_with_how_long_it_holds() -> None:
         (HttpResponse(200, {}, b"\xff"), FetchFailed),
     ],
 )
-def test_what_is_no_token_is_none(said: HttpResponse, failure: type[Exception]) -> None:
+def test_an_invalid_token_response_is_rejected(said: HttpResponse, failure: type[Exception]) -> None:
     with pytest.raises(failure):
         read_token_response(said)
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "told"),
+    ("said", "kind", "expected"),
     [
         (answered(400, error="invalid_grant", error_description="gone"), GrantRefused, "invalid_grant (gone)"),
         (answered(400, error="<b>"), GrantRefused, "HTTP 400"),
@@ -136,10 +136,10 @@ def test_what_is_no_token_is_none(said: HttpResponse, failure: type[Exception]) 
         (answered(429), FetchFailed, "the token endpoint answered HTTP 429"),
     ],
 )
-def test_a_refusal_says_why_and_never_what_was_sent(said: HttpResponse, kind: type[Exception], told: str) -> None:
+def test_a_refusal_has_a_reason_and_no_secret(said: HttpResponse, kind: type[Exception], expected: str) -> None:
     refusal = read_refusal(said, ["refresh-1234"])
     assert isinstance(refusal, kind)
-    assert str(refusal) == told
+    assert str(refusal) == expected
 
 
 def test_tokens_of_callers_are_forgotten_when_they_end_and_never_shown() -> None:

@@ -1,4 +1,4 @@
-"""Turns: one at a time, for as long as somebody who is well would take."""
+"""Turns: one holder at a time, for as long as a healthy holder needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether who shows a bound token has its key (RFC 9449): the document's own examples, and all that can be wrong."""
+"""Proofs of possession (RFC 9449): the document's own examples, and every kind of error."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_the_request_of_the_document_is_good_once() -> None:
 def test_the_token_request_of_the_document_is_no_proof_of_a_token() -> None:
     world = World(1_562_262_617.0)
     place = "https://server.example.com/token"
-    told = world.check(RFC_TOKEN_REQUEST, place, token=RFC_TOKEN, bound_to=RFC_THUMBPRINT)
-    assert told == "its ath is not the digest of the token"
+    received = world.check(RFC_TOKEN_REQUEST, place, token=RFC_TOKEN, bound_to=RFC_THUMBPRINT)
+    assert received == "its ath is not the digest of the token"
 
 
 # -- what is good ----------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_clocks_may_differ(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claims", "told"),
+    ("claims", "expected"),
     [
         ({"htm": "GET"}, "its htm"),
         ({"htm": "post"}, "its htm"),
@@ -171,8 +171,8 @@ def test_clocks_may_differ(seconds: float) -> None:
         ({"jti": None}, "it has no jti"),
     ],
 )
-def test_a_proof_of_something_else_is_refused(claims: dict[str, Any], told: str) -> None:
-    assert (World().check(by_hand(claims)) or "").startswith(told)
+def test_a_proof_of_something_else_is_refused(claims: dict[str, Any], expected: str) -> None:
+    assert (World().check(by_hand(claims)) or "").startswith(expected)
 
 
 def by_hand(claims: dict[str, Any], head: dict[str, Any] | None = None) -> str:
@@ -190,7 +190,7 @@ PRIVATE = private_key("ES256", 0)
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "expected"),
     [
         ({"typ": "JWT"}, "its typ is not dpop+jwt"),
         ({"typ": "at+jwt"}, "its typ is not dpop+jwt"),
@@ -209,17 +209,17 @@ PRIVATE = private_key("ES256", 0)
         ({"crit": ["x"]}, "its header requires extensions"),
     ],
 )
-def test_a_proof_that_its_own_key_did_not_sign_is_refused(head: dict[str, Any], told: str) -> None:
-    assert (World().check(by_hand({}, head)) or "").startswith(told)
+def test_a_proof_that_its_own_key_did_not_sign_is_refused(head: dict[str, Any], expected: str) -> None:
+    assert (World().check(by_hand({}, head)) or "").startswith(expected)
 
 
 def test_a_key_that_the_token_is_not_bound_to_proves_nothing() -> None:
-    told = World().check(proof(number=1))
-    assert told == "its key is not the key that the token is bound to"
+    received = World().check(proof(number=1))
+    assert received == "its key is not the key that the token is bound to"
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_what_is_no_proof_is_refused_and_never_raises(noise: bytes) -> None:
+def test_an_invalid_proof_is_refused_and_never_raises(noise: bytes) -> None:
     for given_ in (noise, b".".join((encoded(noise).encode(),) * 3), b""):
         assert isinstance(read_proof(given_, PROOF_ALGORITHMS), str)
 
@@ -239,21 +239,21 @@ def test_a_proof_is_good_once_for_as_long_as_it_would_be_good() -> None:
     assert (world.check(shown) or "").startswith("its iat")
 
 
-def test_what_is_wrong_otherwise_does_not_use_a_proof_up() -> None:
+def test_a_rejected_proof_is_not_used_up() -> None:
     world = World()
     assert world.check(proof(jti="one"), method="GET") is not None
     assert world.check(proof(jti="one")) is None
 
 
-def test_what_is_remembered_is_bounded_and_what_is_forgotten_is_not_taken_again(
+def test_remembered_proofs_are_bounded_and_forgotten_ones_stay_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "PROOFS_MAX", 3)
     world = World()
     shown = [proof(jti=f"p{second}", iat=int(NOW) + second) for second in range(5)]
     assert [world.check(each) for each in shown] == [None] * 5
-    told = "it is too old: the hub no longer knows which proofs of that time were used"
-    assert [world.check(each) for each in shown] == [told, told, *["it was used already"] * 3]
+    received = "it is too old: the hub no longer knows which proofs of that time were used"
+    assert [world.check(each) for each in shown] == [received, received, *["it was used already"] * 3]
 
 
 def test_proofs_from_before_the_start_are_refused_as_they_may_have_been_used() -> None:

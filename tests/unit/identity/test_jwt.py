@@ -56,13 +56,13 @@ def test_a_token_with_anything_changed_is_not(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("signature", [b"", bytes(63), bytes(64), bytes(31) + b"\x01" + bytes(32), bytes(72)])
-def test_a_signature_of_zeros_or_of_another_length_is_none(signature: bytes) -> None:
+def test_a_signature_of_zeros_or_of_another_length_is_rejected(signature: bytes) -> None:
     token = _read(f"{encoded({'alg': 'ES256'})}.{encoded(CLAIMS)}.{encoded(signature)}".encode())
     [key] = _keys("ES256").for_token(token)
     assert not key.has_signed(token)
 
 
-def test_a_key_has_one_algorithm_whatever_a_token_would_like() -> None:
+def test_a_key_has_one_algorithm_despite_the_tokens_header() -> None:
     other = {"RS256": "PS256", "PS256": "RS256", "RS384": "RS512"}
     for mine, theirs in other.items():
         [key] = _keys(mine, alg=mine).for_token(_read(_signed(mine)))
@@ -132,12 +132,12 @@ def test_a_short_rsa_key_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b'{"keys":{}}', b'{"keys":[1]}', b"\xff", b'{"keys":' + b"[" * 9999])
-def test_what_is_no_set_of_keys_is_refused(document: bytes) -> None:
+def test_an_invalid_key_set_is_refused(document: bytes) -> None:
     with pytest.raises(ValueError, match=r"it is not a set of keys|none of its keys"):
         read_keys(document, ALGORITHMS)
 
 
-def test_a_set_has_so_many_keys_and_no_more() -> None:
+def test_a_key_set_over_the_limit_is_rejected() -> None:
     one = jwk_of(private_key("EdDSA"))
     assert len(read_keys(jwks(*[one] * KEYS_MAX), ALGORITHMS)) == KEYS_MAX
     with pytest.raises(ValueError, match="more than"):
@@ -198,11 +198,11 @@ def test_an_access_token_may_say_that_it_is_one(kind: str | None) -> None:
         b"ey" + b"a" * TOKEN_BYTES_MAX + b"..",
     ],
 )
-def test_what_is_no_token_is_said_to_be_none(credential: bytes) -> None:
+def test_text_that_is_not_a_token_is_reported(credential: bytes) -> None:
     assert isinstance(read_token(credential), str)
 
 
-def test_only_what_has_the_form_of_a_token_is_looked_at() -> None:
+def test_only_text_in_the_form_of_a_token_is_parsed() -> None:
     assert looks_signed(_signed("RS256"))
     assert not looks_signed(b"0123456789abcdef")
     assert not looks_signed(b"a.key.with-dots")

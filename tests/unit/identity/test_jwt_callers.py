@@ -1,4 +1,4 @@
-"""Who shows a good token of a configured issuer is a caller; who does not is told why, and by nobody else's word."""
+"""Valid tokens of a configured issuer identify a caller; invalid ones are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_wrong_or_missing_claim_is_reported(claims: dict[str, Any], reason: st
 
 
 @pytest.mark.parametrize("exp", [b"1e999", b"1e400", b"-1e9", b"1" + b"0" * 400, b"1" * 5000, b"1e300"])
-def test_a_number_that_cannot_be_a_time_is_none(exp: bytes) -> None:
+def test_an_expiry_that_is_not_a_valid_time_is_rejected(exp: bytes) -> None:
     claims = b'{"exp":%b,"iss":"%b","aud":"%b","sub":"a"}' % (exp, ISSUER.encode(), HUB.encode())
     assert why(Issuers([made(Clock())]), signed(claims)).reason in (
         "it does not say when it expires",
@@ -202,7 +202,7 @@ def test_a_signature_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(checked) == 2, "why it was refused is known from when it was"
 
 
-def test_what_is_remembered_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOKENS_MAX", 2)
     monkeypatch.setattr(module, "CALLERS_MAX", 2)
     issuer = made(Clock())
@@ -296,7 +296,7 @@ def test_a_changed_issuer_goes_on_with_its_keys_if_they_are_from_the_same_place(
         ({"scp": ["files:write"]}, ("files.write",)),
     ],
 )
-def test_scopes_say_what_may_be_called(scope: dict[str, Any], allowed: tuple[str, ...]) -> None:
+def test_scopes_decide_which_tools_may_be_called(scope: dict[str, Any], allowed: tuple[str, ...]) -> None:
     scopes = {"files:read": ("files.read",), "files:write": ("files.write",)}
     issuers = Issuers([made(Clock(), grants=Grants((), ("files.secret",)), scopes=scopes)])
     caller = issuers.caller_of(token(**scope))
@@ -380,14 +380,14 @@ class Bound:
         self.clock.now += 600
         self.issuer = made(self.clock, **more)
         self.all = Issuers((self.issuer,), proofs)
-        self.heard: list[tuple[str, bytes]] = []
-        self.all.on_proved = lambda caller, credential, _: self.heard.append((caller.name, credential))
+        self.proved: list[tuple[str, bytes]] = []
+        self.all.on_proved = lambda caller, credential, _: self.proved.append((caller.name, credential))
         self.token = token(cnf={"jkt": thumbprint_of("ES256")})
 
     def prove(self, shown: bytes | None = None, *, is_proved: bool = False, **claims: Any) -> Caller | Unproven:
         credential = shown or self.token
         ath = encoded(hashlib.sha256(credential).digest())
-        made = proof(**{"iat": int(self.clock.now), "ath": ath, "jti": f"{len(self.heard)}", **claims})
+        made = proof(**{"iat": int(self.clock.now), "ath": ath, "jti": f"{len(self.proved)}", **claims})
         return self.all.bound_caller_of(credential, ProvenRequest(made.encode(), "POST", [URL]), is_proved=is_proved)
 
 
@@ -403,7 +403,7 @@ def test_a_bound_token_is_good_with_a_proof_and_no_good_without() -> None:
     assert caller.name == "corp/alice"
     assert world.all.knows(caller)
     assert world.all.caller_of(world.token) is None, "however often it was proven"
-    assert world.heard == [("corp/alice", world.token)]
+    assert world.proved == [("corp/alice", world.token)]
 
 
 def test_a_proof_is_used_up_but_by_the_request_that_it_is_of() -> None:
@@ -415,7 +415,7 @@ def test_a_proof_is_used_up_but_by_the_request_that_it_is_of() -> None:
     assert isinstance(world.prove(jti="one", is_proved=True), Caller)
 
 
-def test_a_request_that_is_proven_is_not_let_in_by_a_token_that_is_good_no_more() -> None:
+def test_a_proven_request_with_an_expired_token_is_rejected() -> None:
     world = Bound()
     assert isinstance(world.prove(), Caller)
     world.clock.now += 3600

@@ -27,7 +27,7 @@ def test_a_key_leads_to_its_caller_as_text_or_bytes() -> None:
 
 
 def test_a_short_key_opens_nothing_though_its_digest_is_known() -> None:
-    """From a digest nobody sees how long the key is."""
+    """A digest does not reveal the length of its key."""
     keys = ("changeme", "a" * 15, "a" * 16)
     ring = KeyRing([(parse_key(f"sha256:{digest_of(key).hex()}"), PLANNER) for key in keys])
     assert [ring.caller_of(key) for key in (*keys, b"changeme")] == [None, None, PLANNER, None]
@@ -107,7 +107,7 @@ def test_a_key_is_tried_for_its_length_and_nothing_else(text: str) -> None:
         ([(b"authorization", b"abc")], None),
     ],
 )
-def test_a_request_has_one_key_or_none(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
+def test_a_request_with_several_keys_has_no_credential(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
     assert credential_of(join_headers(headers)) == key
 
 
@@ -131,7 +131,7 @@ def test_a_token_that_is_bound_to_a_key_is_found_with_its_proof(
     assert bound_of(join_headers(headers)) == shown
 
 
-def test_a_key_beside_a_bound_token_is_none() -> None:
+def test_a_key_beside_a_bound_token_is_no_credential() -> None:
     assert credential_of({b"authorization": b"DPoP a.b.c", b"x-api-key": KEY.encode()}) is None
 
 

@@ -1,4 +1,4 @@
-"""Keys that were made: what is kept of them, what becomes of them, and what a damaged list is taken for."""
+"""Minted keys: their stored form, their life, and damaged lists."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_a_list_is_read_as_it_was_written() -> None:
 
 
 def _with(**members: object) -> bytes:
-    told = msgspec.json.decode(write_keys([made()]))
-    told["keys"][0] |= members
-    return msgspec.json.encode(told)
+    received = msgspec.json.decode(write_keys([made()]))
+    received["keys"][0] |= members
+    return msgspec.json.encode(received)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def _with(**members: object) -> bytes:
         _with(expires_at="never"),
     ],
 )
-def test_a_damaged_list_is_none_at_all(content: bytes) -> None:
+def test_a_damaged_list_is_rejected(content: bytes) -> None:
     with pytest.raises(StoreDamaged):
         read_keys(content)
 
@@ -146,7 +146,7 @@ def test_a_key_is_meant_by_its_id_or_all_by_their_name() -> None:
     assert meant(keys, "nobody") == ()
 
 
-def test_what_ended_long_ago_is_forgotten() -> None:
+def test_long_expired_keys_are_forgotten() -> None:
     ended, live = revoked(made(), NOW), made("reader")
     assert without_old((ended, live), NOW + MEMORY_SECONDS - 1) == (ended, live)
     assert without_old((ended, live), NOW + MEMORY_SECONDS) == (live,)

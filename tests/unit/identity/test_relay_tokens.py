@@ -82,7 +82,7 @@ def test_tokens_of_the_python_and_the_java_side_are_read_with_keys_of_any_length
         b'{"agentId":"\\u0061"}',
     ],
 )
-def test_only_what_the_original_programs_write_is_read(document: bytes) -> None:
+def test_only_tokens_in_the_original_programs_form_are_read(document: bytes) -> None:
     assert tokens().read(sealed(document)) == NOT_READ
 
 
@@ -150,7 +150,7 @@ def test_no_token_is_made_that_others_could_make() -> None:
     assert knowing("homestead").mint_compatible("home") == python_token("home")
 
 
-def test_what_no_choice_is() -> None:
+def test_an_unknown_choice_is_rejected() -> None:
     with pytest.raises(ValueError, match="compatible_agents must be one of known, md5, any, not 'all'"):
         TokenSettings(compatible_agents="all")  # type: ignore[arg-type]
 
@@ -286,7 +286,7 @@ def test_it_ends_with_its_time_and_when_it_is_revoked() -> None:
     assert ours.prove(token) == claim  # what it says can still be shown
 
 
-def test_with_another_key_or_without_the_original_kind_earlier_claims_are_good_no_more() -> None:
+def test_claims_are_invalid_with_another_key_or_without_compatible_tokens() -> None:
     own, compatible = tokens().read(tokens().mint(Claim("a"))), tokens().read(python_token("a"))
     assert isinstance(own, Claim)
     assert isinstance(compatible, Claim)
@@ -303,7 +303,7 @@ def test_the_key_itself_is_known() -> None:
     assert not any(map(tokens().is_key, ("", KEY[:-1], KEY + "0", "ü", "\ud800")))
 
 
-def test_what_is_minted_is_taken_by_devices_with_the_address_around_it() -> None:
+def test_minted_tokens_work_in_the_addresses_of_devices() -> None:
     ours = tokens()
     for n in range(1500):
         compatible = ours.mint_compatible(f"agent-{n}")
@@ -347,7 +347,7 @@ def test_names_that_no_agent_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "  ", "sha256:" + "0" * 64, "\ud800"])
-def test_what_cannot_be_a_key(key: str) -> None:
+def test_an_invalid_key_is_rejected(key: str) -> None:
     with pytest.raises(ValueError, match="key must"):
         RelayTokens(key, TokenSettings(), lambda: 0.0, lambda _: False)
     with pytest.raises(ValueError, match="key must"):

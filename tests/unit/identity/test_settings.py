@@ -1,4 +1,4 @@
-"""What an operator says of an issuer is checked where it is kept."""
+"""Settings of an issuer are checked when they are created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HUB = "https://hub.example"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"name": "a b"}, "must have a name"),
         ({"issuer": "http://login.example"}, "issuer must be an https address, or http on this machine"),
@@ -36,17 +36,17 @@ HUB = "https://hub.example"
         ({"scopes": {'"': ("x",)}}, "scopes must have names"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], told: str) -> None:
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], expected: str) -> None:
     given = {"name": "corp", "issuer": ISSUER, "audience": (HUB,), **wrong}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         IssuerSettings(**given)
 
 
 @pytest.mark.parametrize("issuer", ["https://u:pa55word@login.example", "https://u:pa55word@login.example:99999"])
 def test_a_password_in_an_address_is_not_repeated(issuer: str) -> None:
-    with pytest.raises(ValueError, match="not an address with a user in it") as told:
+    with pytest.raises(ValueError, match="not an address with a user in it") as received:
         IssuerSettings("corp", issuer, (HUB,))
-    assert "pa55word" not in str(told.value)
+    assert "pa55word" not in str(received.value)
 
 
 def test_an_issuer_on_this_machine_needs_no_tls() -> None:

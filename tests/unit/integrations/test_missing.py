@@ -1,4 +1,4 @@
-"""Without its framework an integration says what to install."""
+"""Without its framework an integration names the package to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says of its tools stays between its markers, whatever it says."""
+"""A server's descriptions of its tools stay between their markers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_markers_are_taken_out_of_names_values_and_titles_too() -> None:
     }
 
 
-def test_what_is_no_schema_is_let_through() -> None:
+def test_values_that_are_no_schemas_pass_unchanged() -> None:
     assert fence_schema(True) is True
     assert fence_schema({"description": None, "properties": []}) == {"description": None, "properties": []}
 

@@ -1,4 +1,4 @@
-"""A service without a hub: it has the tools that it is told, and ends every call as it is told."""
+"""A service without a hub, with given tools and given outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isthmus.library.service import BlockingToolService, ToolService
 from tests.unit.library.catalogs import catalog_of
 
 
-def said(text: str) -> ToolResult:
+def text_result(text: str) -> ToolResult:
     """A tool answered with these words."""
     return ToolResult(
         "a.b", ToolStatus.SUCCESS, result_data=text, metadata={"content": [{"type": "text", "text": text}]}
@@ -27,7 +27,7 @@ class Bench(ToolService):
     def __init__(self, *names: str, missing: dict[str, str] | None = None) -> None:
         super().__init__()
         self.held = catalog_of(*names, missing=missing)
-        self.result = said("done")
+        self.result = text_result("done")
         self.requests: list[ToolRequest] = []
         self.given: Any = None
         self.left_out: dict[str, tuple[str, ...]] = {}
@@ -36,9 +36,9 @@ class Bench(ToolService):
 
     def change(self, *names: str, missing: dict[str, str] | None = None) -> None:
         """Have other tools from now on, and say so."""
-        self.tell(catalog_of(*names, missing=missing))
+        self.set_catalog(catalog_of(*names, missing=missing))
 
-    def tell(self, catalog: Catalog) -> None:
+    def set_catalog(self, catalog: Catalog) -> None:
         """Have this catalog from now on, and say so."""
         self.held = catalog
         for watcher in list(self.watchers):

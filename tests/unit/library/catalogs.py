@@ -39,7 +39,7 @@ def attached_to(*names: str) -> Catalog:
 
 
 def user(*permissions: str, denied: object = ()) -> UserContext:
-    """Somebody who may use these."""
+    """A user that may use these."""
     return UserContext("ada", permissions=UserPermissions(list(permissions), restrictions={"tools": denied}))
 
 

@@ -59,7 +59,7 @@ async def test_names_that_are_wrong_at_first_are_reported(service: ToolService) 
         await AgentTools(service, ["timestamp", "nothing"]).tools(ECHOER)
 
 
-async def test_of_names_that_users_share_each_has_what_it_may_use(service: ToolService) -> None:
+async def test_shared_names_resolve_to_each_users_permitted_tools(service: ToolService) -> None:
     box = AgentTools(service, ["timestamp", "echo"])
     assert names(await box.tools(ECHOER, is_shared=True)) == ["builtin.echo"]
     assert names(await box.tools(None, is_shared=True)) == ["builtin.timestamp", "builtin.echo"]
@@ -99,7 +99,7 @@ async def test_a_model_calls_the_listed_tools_and_nothing_else(service: ToolServ
         await box.resolve("mcp_builtin_timestamp", ECHOER)
 
 
-async def test_a_call_of_what_is_not_there_has_an_end_too(service: ToolService) -> None:
+async def test_a_call_of_an_unknown_tool_ends(service: ToolService) -> None:
     box = AgentTools(service, ["echo"])
     assert await box.look_up("mcp_builtin_echo") == await box.resolve("mcp_builtin_echo")
     unknown, denied = await box.look_up("mcp_builtin_ehco"), await box.look_up("mcp_builtin_timestamp", ECHOER)
@@ -128,7 +128,7 @@ async def test_a_caller_without_permission_learns_nothing_of_the_server() -> Non
     assert (ended.status, "refused" in str(ended.error_message)) == (ToolStatus.UNAUTHORIZED, False)
 
 
-async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolService) -> None:
+async def test_forbidden_tools_are_not_suggested(service: ToolService) -> None:
     with pytest.raises(ToolNotFoundError) as caught:
         await AgentTools(service).resolve("mcp_builtin_timestmap", ECHOER)
     assert "timestamp" not in str(caught.value)
@@ -201,7 +201,7 @@ async def test_a_tool_that_waits_for_approval_does_so_when_language_models_call_
     assert (needed["files.delete_all"], needed["files.read"]) == (True, False)
 
 
-async def test_names_may_be_what_can_be_read_only_once(service: ToolService) -> None:
+async def test_names_may_be_an_iterator(service: ToolService) -> None:
     box = AgentTools(service, (name for name in ["echo", "timestamp"]), needs_approval=(name for name in ["echo"]))
     for _ in range(2):
         assert [box.is_approval_needed(each, {}) for each in await box.tools()] == [True, False]
@@ -232,7 +232,7 @@ def test_a_tool_may_destroy_unless_a_trusted_server_says_that_it_does_not(annota
     assert is_destructive(UniversalTool("docs.erase", metadata=metadata), {}) is True
 
 
-def test_what_was_not_approved_was_not_executed() -> None:
+def test_an_unapproved_call_was_not_executed() -> None:
     result = not_approved(UniversalTool("docs.erase", namespace="docs"), "too risky")
     assert (result.status, result.error and result.error.executed) == ("unauthorized", "no")
     assert result.error_message == "docs.erase was not executed: it was not approved (too risky)."
@@ -254,17 +254,17 @@ def counting() -> Any:
 async def test_a_listener_gets_progress_and_the_result(service: ToolService, counting: Any) -> None:
     box = AgentTools(service, ["counting"])
     (found,) = await box.tools()
-    heard: list[ToolStreamChunk] = []
+    received: list[ToolStreamChunk] = []
 
     async def hear(chunk: ToolStreamChunk) -> None:
-        heard.append(chunk)
+        received.append(chunk)
 
     request = ToolRequest(found.name, parameters={"steps": 2}, session_id="s")
     assert (await box.execute(request, hear)).text == "s: 2"
     assert (await box.execute(request)).text == "s: 2"
-    blocking = await asyncio.to_thread(box.execute_blocking, request, heard.append)
+    blocking = await asyncio.to_thread(box.execute_blocking, request, received.append)
     assert blocking.text == (await asyncio.to_thread(box.execute_blocking, request)).text == "s: 2"
-    assert [chunk.content["progress"] for chunk in heard] == [1, 2, 1, 2]
+    assert [chunk.content["progress"] for chunk in received] == [1, 2, 1, 2]
 
 
 async def test_a_listener_that_raises_ends_the_call(service: ToolService, counting: Any) -> None:
@@ -337,7 +337,7 @@ async def test_a_vanished_tool_is_reported_under_the_models_name_for_it() -> Non
 
 
 async def awaited(*_: Any) -> Any:
-    """What nobody awaits."""
+    """A coroutine that is not awaited."""
 
 
 class Awaited:
@@ -358,7 +358,7 @@ def given_by(headers: Any) -> CallOptions[None]:
     return CallOptions(headers=headers)
 
 
-async def test_what_a_function_gives_instead_is_named() -> None:
+async def test_a_wrong_return_type_of_a_function_is_named() -> None:
     it = UniversalTool("docs.find")
     with pytest.raises(TypeError, match=r"^headers must be a dictionary of strings, not list"):
         given_by(lambda _: [1]).request(it, {}, None)

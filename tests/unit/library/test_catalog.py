@@ -1,4 +1,4 @@
-"""A catalog finds the one tool that is meant, or says why there is none, and shows tools as their servers gave them."""
+"""A catalog finds the one matching tool, or says why there is none, and keeps definitions unchanged."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_user_sees_only_its_own_tools() -> None:
         tool_catalog.resolve_for("ann", "web.fetch")  # type: ignore[arg-type]
 
 
-def test_of_a_server_that_went_away_it_is_known_what_it_has() -> None:
+def test_the_tools_of_an_away_server_stay_known() -> None:
     tool_catalog = catalog_of("files.read", missing={"files": "exited with code 1"})
     with pytest.raises(ToolNotFoundError, match=r"Did you mean files\.read") as unknown:
         tool_catalog.resolve("files.raed")
@@ -235,7 +235,7 @@ def test_a_tool_of_a_server_that_is_trusted_says_so() -> None:
     assert Catalog({EVERYTHING: routes(is_trusted=True)}).resolve("read").tool.metadata["trusted"] is True
 
 
-def test_the_digest_changes_with_what_is_said_of_a_tool() -> None:
+def test_the_digest_changes_with_the_definition_of_a_tool() -> None:
     digests = [
         Catalog({EVERYTHING: routes_of(tool("read", description=text))}).resolve("read").digest
         for text in ("Reads.", "Reads.", "Reads a file.")
@@ -272,7 +272,9 @@ def test_nonsense_in_a_description_costs_that_member_only(nonsense: msgspec.Raw)
         (["read"], (), []),
     ],
 )
-def test_a_user_reaches_what_its_permissions_cover(permissions: list[str], denied: object, names: list[str]) -> None:
+def test_a_user_reaches_the_tools_that_its_permissions_cover(
+    permissions: list[str], denied: object, names: list[str]
+) -> None:
     who = user(*permissions, denied=denied)
     assert [entry.full_name for entry in CATALOG.reachable(who)] == names
     assert [name for name, entry in CATALOG.entries.items() if CATALOG.may_use(who, entry)] == names
@@ -284,9 +286,7 @@ def test_a_program_reaches_everything() -> None:
 
 @pytest.mark.parametrize("now", [(), ("files.delete.all",)])
 @pytest.mark.parametrize("before", [(), ("files.delete.all",)])
-def test_what_is_denied_by_the_name_for_language_models_stays_so_when_that_changes(
-    before: tuple[str, ...], now: tuple[str, ...]
-) -> None:
+def test_a_denial_by_llm_name_holds_when_the_name_changes(before: tuple[str, ...], now: tuple[str, ...]) -> None:
     name = catalog_of("files.delete_all", *before).entries["files.delete_all"].llm_name
     tool_catalog = catalog_of("files.delete_all", "files.read", *now)
     who = user("*", denied=[name])
@@ -314,7 +314,7 @@ def test_underscores_find_a_tool_with_hyphens_unless_they_are_another_s_name() -
 
 
 @pytest.mark.parametrize("denied", ["web", "web.*", "web.fetch", "mcp_web_fetch", "fetch", "mcp.fetch", "*"])
-def test_what_is_denied_stays_so_where_a_hub_names_its_tools_for_language_models(denied: str) -> None:
+def test_denials_hold_where_a_hub_uses_llm_names(denied: str) -> None:
     tool_catalog = attached_to("mcp_files_read", "mcp_web_fetch", "mcp_web_fetch_0a1b2c")
     shown = {entry.full_name for entry in tool_catalog.reachable(user("*", denied=[denied]))}
     assert shown == (set() if denied == "*" else {"mcp_files_read"})

@@ -30,7 +30,7 @@ from tests.conftest import Ledger, children
 from tests.faults import light_server
 from tests.library.services import raw_server, wait_for_line
 from tests.unit.core.doubles import tool
-from tests.unit.library.benches import Bench, said
+from tests.unit.library.benches import Bench, text_result
 from tests.unit.library.catalogs import CatalogService, routes_of
 
 
@@ -67,7 +67,7 @@ async def test_a_failure_is_raised_with_how_it_failed(client: MCPClient) -> None
 
 
 @pytest.mark.parametrize("odd", [["x"], "x", 7, {"text": "\ud800"}, {"text": object()}, {"text": math.nan}])
-async def test_arguments_that_are_none_are_refused_by_the_hub(
+async def test_invalid_arguments_are_refused_by_the_hub(
     client: MCPClient, caplog: pytest.LogCaptureFixture, odd: Any
 ) -> None:
     caplog.set_level(logging.DEBUG, "isthmus.library")
@@ -180,7 +180,7 @@ async def test_the_tools_of_this_server_have_the_words_of_the_protocol() -> None
 async def test_everything_that_a_server_says_of_a_tool_is_passed_on() -> None:
     more = {"title": "Read", "annotations": {"readOnlyHint": True}, "outputSchema": {"type": "object"}}
     bench = Bench()
-    bench.tell(Catalog({EVERYTHING: routes_of(tool("read", "files", description="reads", **more))}))
+    bench.set_catalog(Catalog({EVERYTHING: routes_of(tool("read", "files", description="reads", **more))}))
     (found,) = await wrapper(bench).discover_tools()
     assert found == {"name": "read", "description": "reads", **more, "inputSchema": {"type": "object"}}
 
@@ -216,7 +216,7 @@ async def test_a_slow_or_lost_server_is_reported_in_words(status: ToolStatus) ->
 @pytest.mark.parametrize(
     "status", [ToolStatus.ERROR, ToolStatus.INVALID_PARAMETERS, ToolStatus.NOT_FOUND, ToolStatus.CANCELLED]
 )
-async def test_what_the_tool_refused_is_raised(status: ToolStatus) -> None:
+async def test_a_refusal_of_the_tool_is_raised(status: ToolStatus) -> None:
     bench = Bench("files.read")
     bench.result = ToolResult("files.read", status, error_message="no such file")
     with pytest.raises(ToolExecutionError, match="no such file") as caught:
@@ -267,7 +267,7 @@ async def test_a_service_that_was_shut_down_is_reported_in_words() -> None:
     assert not wrapper(bench).is_connected
 
 
-def test_a_blocking_call_on_the_loop_that_answers_names_what_to_await() -> None:
+def test_a_blocking_call_on_the_answering_loop_names_the_async_method() -> None:
     client = wrapper(Bench("files.read"))
     with pytest.raises(WrongThreadError, match="async_func"):
         LoopThread.shared().call(client.call_tool_blocking, "read")
@@ -276,7 +276,7 @@ def test_a_blocking_call_on_the_loop_that_answers_names_what_to_await() -> None:
 async def test_a_call_is_logged_by_names_and_sizes_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "isthmus.library")
     bench = Bench("files.read")
-    bench.result = said("top secret")
+    bench.result = text_result("top secret")
     await wrapper(bench).call_tool("read", {"path": "/home/ada/secret"})
     assert "Calling files.read with path (18)" in caplog.text
     assert "10 characters" in caplog.text

@@ -1,4 +1,4 @@
-"""What goes in and out of the library is checked where it is made."""
+"""Inputs and outputs of the library are validated when they are created."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_provider_s_own_objects_are_understood() -> None:
 
 
 @pytest.mark.parametrize("reply", [object(), [object()], {"choices": [object()]}, b"{}"])
-def test_what_cannot_be_read_is_refused_instead_of_having_no_calls(reply: Any) -> None:
+def test_an_unreadable_reply_is_refused_instead_of_having_no_calls(reply: Any) -> None:
     with pytest.raises(TypeError, match=r"not (object|bytes): pass what its API returned"):
         calls_in(reply)
 
@@ -252,7 +252,7 @@ async def test_a_failure_is_marked_where_the_provider_has_a_mark(service: ToolSe
     assert message["content"][0]["is_error"] is True
 
 
-async def test_what_was_not_selected_cannot_be_called(service: ToolService) -> None:
+async def test_unselected_tools_cannot_be_called(service: ToolService) -> None:
     (done,) = await Dispatcher(service, ["timestamp"]).execute(CHAT)
     assert done.result.status == "not_found"
 
@@ -280,7 +280,7 @@ async def test_identical_calls_each_wait_for_their_own_approval(service: ToolSer
 
 @pytest.fixture
 def meeting() -> Iterator[None]:
-    """A tool that ends only when as many as it is told to have come."""
+    """A tool that ends once so many calls of it run."""
     come: list[str] = []
     all_there: dict[str, asyncio.Event] = {}
 
@@ -301,9 +301,9 @@ def meeting() -> Iterator[None]:
 
 @pytest.mark.usefixtures("meeting")
 async def test_calls_of_one_reply_run_side_by_side_and_are_answered_in_order(service: ToolService) -> None:
-    heard: list[float] = []
+    received: list[float] = []
     dispatcher = Dispatcher(
-        service, ["meeting"], session_id="room", on_event=lambda chunk: heard.append(chunk.content["progress"])
+        service, ["meeting"], session_id="room", on_event=lambda chunk: received.append(chunk.content["progress"])
     )
     calls = [
         {"type": "tool_use", "id": name, "name": "mcp_builtin_meeting", "input": {"name": name, "count": 3}}
@@ -315,12 +315,12 @@ async def test_calls_of_one_reply_run_side_by_side_and_are_answered_in_order(ser
         "bob in room",
         "eve in room",
     ]
-    assert sorted(heard) == [1, 2, 3]
+    assert sorted(received) == [1, 2, 3]
 
 
 @pytest.fixture
 def sleeping() -> Iterator[threading.Event]:
-    """A tool that tells when it is cancelled."""
+    """A tool that reports its cancellation."""
     cancelled = threading.Event()
 
     @tool
@@ -340,11 +340,11 @@ def sleeping() -> Iterator[threading.Event]:
 async def test_a_listener_that_raises_ends_all_calls_of_the_reply(
     service: ToolService, sleeping: threading.Event
 ) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def fail(chunk: ToolStreamChunk) -> None:
-        heard.append(chunk.tool_name)
-        if len(heard) == 2:
+        received.append(chunk.tool_name)
+        if len(received) == 2:
             raise ValueError("deaf")
 
     calls = [{**ANTHROPIC, "id": name, "name": "mcp_builtin_sleeping", "input": {}} for name in ("a", "b")]
@@ -358,10 +358,10 @@ async def test_a_listener_that_raises_ends_all_calls_of_the_reply(
 async def test_cancelling_the_wait_cancels_all_calls_of_the_reply(
     service: ToolService, sleeping: threading.Event
 ) -> None:
-    heard = asyncio.Event()
+    received = asyncio.Event()
     calls = [{**ANTHROPIC, "id": name, "name": "mcp_builtin_sleeping", "input": {}} for name in ("a", "b")]
-    running = asyncio.create_task(Dispatcher(service, on_event=lambda chunk: heard.set()).execute(calls))
-    await asyncio.wait_for(heard.wait(), 10)
+    running = asyncio.create_task(Dispatcher(service, on_event=lambda chunk: received.set()).execute(calls))
+    await asyncio.wait_for(received.wait(), 10)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -1,4 +1,4 @@
-"""The hub's log lines inside somebody else's program."""
+"""The hub's log lines inside another program."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_the_hubs_lines_are_records_and_nothing_is_printed(
         raise OSError("broken pipe")
     except OSError:
         log.exception("server lost")
-    told = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
-    assert told == [
+    received = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    assert received == [
         ("isthmus.some.room", "INFO", "server ready server='files' tools=3"),
         ("isthmus.some.room", "WARNING", r"odd said='a\nforged line'"),
         ("isthmus.some.room", "ERROR", "server lost"),

@@ -1,4 +1,4 @@
-"""Errors are what they were on the other side of a process's border."""
+"""Errors keep their type and fields across processes."""
 
 from __future__ import annotations
 

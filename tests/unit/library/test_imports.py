@@ -1,4 +1,4 @@
-"""What importing the library brings along, and what it does not."""
+"""The modules that importing the library loads, and those that it does not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_public_name_is_there() -> None:
     assert [name for name in isthmus.library.__all__ if not hasattr(isthmus.library, name)] == []
 
 
-def test_what_needs_a_framework_says_how_to_get_it() -> None:
+def test_names_that_need_a_framework_name_the_package_to_install() -> None:
     script = (
         "import sys; sys.modules['google.adk'] = None\n"
         "from isthmus import library\n"

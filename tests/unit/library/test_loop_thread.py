@@ -54,7 +54,7 @@ async def test_a_loop_has_functions_and_coroutines_run_on_it(loop_thread: LoopTh
     assert await loop_thread.run(where()) == "isthmus"
 
 
-async def test_what_is_raised_there_is_raised_here(loop_thread: LoopThread) -> None:
+async def test_exceptions_cross_the_thread(loop_thread: LoopThread) -> None:
     with pytest.raises(LookupError, match="nothing there"):
         loop_thread.call(broken)
     with pytest.raises(LookupError, match="nothing there"):
@@ -78,7 +78,7 @@ def test_on_it_nothing_crosses_and_nothing_blocks(loop_thread: LoopThread) -> No
     assert loop_thread.run_blocking(there()) == (True, "isthmus", True)
 
 
-async def test_a_cancelled_waiter_cancels_what_runs_there(loop_thread: LoopThread) -> None:
+async def test_a_cancelled_waiter_cancels_its_task_on_the_loop(loop_thread: LoopThread) -> None:
     ended = threading.Event()
     task = asyncio.create_task(loop_thread.run(for_ever(ended)))
     await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_a_started_task_is_not_waited_for(loop_thread: LoopThread) -> None
     assert await asyncio.to_thread(ran.wait, SECONDS)
 
 
-async def test_what_is_cancelled_there_was_closed(loop_thread: LoopThread) -> None:
+async def test_a_task_cancelled_on_the_loop_raises_service_closed(loop_thread: LoopThread) -> None:
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
@@ -120,7 +120,7 @@ def test_an_exit_from_the_loop_thread_does_not_end_the_program(loop_thread: Loop
     assert loop_thread.run_blocking(where()) == "isthmus"
 
 
-def test_at_the_end_everything_is_closed_and_what_is_left_is_cancelled(loop_thread: LoopThread) -> None:
+def test_stopping_closes_everything_and_cancels_the_rest(loop_thread: LoopThread) -> None:
     order: list[str] = []
     ended = threading.Event()
 

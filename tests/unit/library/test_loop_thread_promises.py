@@ -101,7 +101,7 @@ def test_a_loop_that_gives_to_itself_is_not_woken(wakes: list[object]) -> None:
         assert wakes == []
 
 
-def test_what_is_given_while_a_loop_is_busy_arrives_in_order_by_one_call(wakes: list[object]) -> None:
+def test_results_for_a_busy_loop_arrive_in_order_by_one_wake_up(wakes: list[object]) -> None:
     arrived: list[int] = []
 
     async def take(promise: AwaitablePromise[int]) -> None:
@@ -152,7 +152,7 @@ async def come_back(count: int) -> list[AsyncioPromise[None]]:
     return promises
 
 
-async def test_what_leaves_where_one_came_back_leaves_at_once() -> None:
+async def test_a_request_after_one_result_is_posted_at_once() -> None:
     (promise,) = await come_back(1)
     posted: list[object] = []
     promise.send(lambda *words: posted.append(words), print)
@@ -160,7 +160,7 @@ async def test_what_leaves_where_one_came_back_leaves_at_once() -> None:
     assert posted == [(print,)]
 
 
-async def test_what_leaves_where_many_came_back_leaves_together_and_in_order() -> None:
+async def test_requests_after_many_results_are_posted_together_in_order() -> None:
     promises = await come_back(3)
     posted: list[tuple[Any, ...]] = []
     called: list[int] = []

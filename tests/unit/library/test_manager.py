@@ -1,4 +1,4 @@
-"""How a registry follows what servers offer."""
+"""A registry follows the changing tools of servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from isthmus.library.service import ToolService
 from isthmus.model.calls import EVERYTHING
 from isthmus.upstream.server_settings import HttpSettings, StdioSettings
 from tests.unit.core.doubles import tool
-from tests.unit.library.benches import Bench, said
+from tests.unit.library.benches import Bench, text_result
 from tests.unit.library.catalogs import routes_of
 
 CLIENT = MCPClientWrapper(MCPServerConfig("web", command="never-started"), service=Bench("web.search"))
@@ -78,8 +78,8 @@ async def test_a_server_that_failed_costs_its_own_tools_and_is_reported(
     await workspace.begin(Bench("a.x", "a.y", missing={"b": "it ended"}), "a", "b")
     assert workspace.manager.connected_servers == ["a"]
     assert workspace.manager.failures == {"b": "it ended"}
-    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno >= logging.INFO]
-    assert told == [
+    received = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno >= logging.INFO]
+    assert received == [
         ("INFO", "MCP server a connected; tools: 2"),
         ("ERROR", "MCP server b cannot be reached, so its tools are missing: it ended"),
     ]
@@ -98,7 +98,7 @@ async def test_tools_come_and_go_by_themselves(workspace: Workspace, caplog: pyt
 async def test_a_tool_that_is_described_anew_is_registered_anew(workspace: Workspace) -> None:
     bench = await workspace.begin(Bench("a.x", "a.y"), "a")
     kept = workspace.registry.get("mcp_a_y")
-    bench.tell(Catalog({EVERYTHING: routes_of(tool("x", "a", description="better"), tool("y", "a"))}))
+    bench.set_catalog(Catalog({EVERYTHING: routes_of(tool("x", "a", description="better"), tool("y", "a"))}))
     described = workspace.registry.get("mcp_a_x")
     assert described is not None
     assert described.description == "[MCP:a] better"
@@ -150,7 +150,7 @@ async def test_a_used_name_stays_with_its_owner(workspace: Workspace, caplog: py
     assert workspace.registry.names == ["mcp_a_x"]
 
 
-async def test_a_name_that_becomes_free_is_taken_and_what_was_taken_out_stays_out(workspace: Workspace) -> None:
+async def test_a_freed_name_is_used_and_removed_tools_stay_removed(workspace: Workspace) -> None:
     workspace.registry.register(ToolDef("mcp_a_x", "mine", {}, lambda: "mine"))
     bench = await workspace.begin(Bench("a.x", "a.y"), "a")
     workspace.registry.unregister("mcp_a_x")
@@ -200,7 +200,7 @@ async def test_once_more_without_servers_everything_ends(workspace: Workspace) -
     assert workspace.registry.names == []
 
 
-async def test_what_cannot_begin_leaves_nothing_behind(workspace: Workspace) -> None:
+async def test_a_failed_start_leaves_nothing_behind(workspace: Workspace) -> None:
     class Broken(Bench):
         async def initialize(self, config: Any = None, **_: Any) -> None:
             raise ConfigurationError("two servers are called a")
@@ -212,7 +212,7 @@ async def test_what_cannot_begin_leaves_nothing_behind(workspace: Workspace) -> 
     assert workspace.manager.failures == {}
 
 
-def test_a_tool_is_made_of_what_the_protocol_says() -> None:
+def test_a_tool_is_built_from_its_definition() -> None:
     schema = {"type": "object", "properties": {"q": {"type": "string"}}}
     made = make({"name": "search", "description": "finds", "inputSchema": schema})
     assert made is not None
@@ -255,9 +255,9 @@ async def test_both_functions_of_a_tool_lead_to_the_server() -> None:
 
 
 @pytest.mark.parametrize("way", ["func", "async_func"])
-async def test_what_a_function_of_a_tool_returns_is_cut_and_cutting_it_again_changes_nothing(way: str) -> None:
+async def test_a_tools_result_is_cut_and_cutting_again_changes_nothing(way: str) -> None:
     bench = Bench("web.search")
-    bench.result = said("x" * 20_000)
+    bench.result = text_result("x" * 20_000)
     client = MCPClientWrapper(MCPServerConfig("web", command="never-started"), service=bench)
     made = MCPManager()._make_tool_def("web", client, {"name": "search"})
     assert made is not None
@@ -379,9 +379,9 @@ def test_a_path_that_is_not_a_file_is_reported_and_the_next_is_read(
         file.symlink_to(file if kind == "link to itself" else agent_folder / "nothing.json")
     write(Path.home() / ".excelmanus" / "mcp.json", home=STDIO)
     assert names(MCPConfigLoader.load(workspace_root=agent_folder)) == ["home"]
-    (told,) = caplog.records
-    assert told.levelno == logging.WARNING
-    assert f"{file} is not a file: trying the next place for MCP servers" in told.getMessage()
+    (received,) = caplog.records
+    assert received.levelno == logging.WARNING
+    assert f"{file} is not a file: trying the next place for MCP servers" in received.getMessage()
 
 
 @pytest.mark.parametrize("source", ["environment", "argument", "agent_folder"])
@@ -396,9 +396,9 @@ def test_a_path_that_no_file_can_have_is_as_one_that_is_not_there(
         long if source == "argument" else None, long if source == "agent_folder" else agent_folder
     )
     assert names(found) == ["home"]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == (source != "agent_folder")
-    assert all("which is not a file" in line for line in told)
+    received = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(received) == (source != "agent_folder")
+    assert all("which is not a file" in line for line in received)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "\xff"])
@@ -420,16 +420,18 @@ def test_contents_that_hold_no_servers_are_an_error_in_the_log(data: Any, caplog
 
 
 @pytest.mark.parametrize(
-    ("held", "told"), [([], "an empty list"), (None, "null"), ("npx", "'npx'"), (3, "3"), (False, "false")]
+    ("held", "expected"), [([], "an empty list"), (None, "null"), ("npx", "'npx'"), (3, "3"), (False, "false")]
 )
 def test_something_else_in_place_of_servers_is_reported(
-    held: Any, told: str, agent_folder: Path, caplog: pytest.LogCaptureFixture
+    held: Any, expected: str, agent_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (agent_folder / "mcp.json").write_text(json.dumps({"mcpServers": held}))
     assert MCPConfigLoader.load(workspace_root=agent_folder) == []
     assert MCPConfigLoader._parse_config({"mcpServers": held}) == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert all(f"mcpServers must be an object of servers, not {told}" in line.getMessage() for line in caplog.records)
+    assert all(
+        f"mcpServers must be an object of servers, not {expected}" in line.getMessage() for line in caplog.records
+    )
 
 
 def test_servers_elsewhere_in_the_file_are_read_all_the_same() -> None:
@@ -518,9 +520,9 @@ def test_an_illegal_server_name_is_changed_and_reported(caplog: pytest.LogCaptur
 def test_timeouts_are_seconds_within_bounds(given: float, used: float, caplog: pytest.LogCaptureFixture) -> None:
     found = only({**STDIO, "timeout": given})
     assert (found.timeout, found.settings().timeout) == (used, used)
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == len(caplog.records) == (given != used)
-    assert all(f"{given:g} seconds" in line and f"{used:g}" in line and "one" in line for line in told)
+    received = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(received) == len(caplog.records) == (given != used)
+    assert all(f"{given:g} seconds" in line and f"{used:g}" in line and "one" in line for line in received)
 
 
 def test_a_timeout_in_a_variable_is_in_seconds_too(
@@ -548,7 +550,7 @@ def test_variables_are_replaced_and_their_values_never_logged(
     assert "hunter2" not in repr(found) + caplog.text
 
 
-def test_what_a_file_says_besides_holds_too(tmp_path: Path, agent_folder: Path) -> None:
+def test_other_settings_of_a_file_apply_too(tmp_path: Path, agent_folder: Path) -> None:
     entry = {**STDIO, "command": "./run.sh", "cwd": "sub", "exclude_tools": ["rm"], "timeout": 9}
     write(agent_folder / "mcp.json", files=entry)
     (found,) = MCPConfigLoader.load(workspace_root=agent_folder)
@@ -601,7 +603,7 @@ def test_a_config_that_is_changed_afterwards_counts_as_changed() -> None:
     assert isinstance(found.settings().reach, StdioSettings)
 
 
-def test_what_is_no_mcp_server_is_left_to_the_service(caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_that_are_not_mcp_servers_are_left_to_the_service(caplog: pytest.LogCaptureFixture) -> None:
     assert MCPConfigLoader._parse_config({"mcpServers": {"helper": {"agent": "http://localhost:1/"}}}) == []
     assert "ToolService.initialize(path)" in caplog.text
 

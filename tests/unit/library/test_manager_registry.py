@@ -36,7 +36,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_of_the_batch_is_registered(
     assert registry.names == ["a"]
 
 
-def test_a_tool_that_is_taken_out_is_not_found_any_more() -> None:
+def test_an_unregistered_tool_is_not_found() -> None:
     registry = ToolRegistry([tool("a"), tool("b")])
     registry.unregister("a")
     assert registry.names == ["b"]
@@ -59,7 +59,7 @@ async def test_the_awaited_call_prefers_the_async_function() -> None:
     assert await registry.acall_tool("only") == "awaited"
 
 
-async def test_text_is_cut_to_what_the_tool_allows_and_other_values_are_not() -> None:
+async def test_text_is_cut_to_the_tools_limit_and_other_values_are_not() -> None:
     registry = ToolRegistry([tool("long", lambda: "x" * 9, max_result_chars=4), tool("rows", lambda: list(range(9)))])
     assert registry.call_tool("long") == "xxxx\n[5 of 9 characters left out]"
     assert await registry.acall_tool("long") == "xxxx\n[5 of 9 characters left out]"
@@ -74,7 +74,7 @@ async def test_an_unknown_name_is_answered_with_similar_names() -> None:
         await registry.acall_tool("mcp_file_read")
 
 
-async def test_whatever_a_tool_raises_is_a_tool_error_that_names_it() -> None:
+async def test_every_exception_of_a_tool_is_a_tool_error_with_its_name() -> None:
     registry = ToolRegistry([tool("div", lambda a: 1 / a)])
     with pytest.raises(ToolExecutionError, match="div failed: ZeroDivisionError") as caught:
         registry.call_tool("div", {"a": 0})
@@ -127,7 +127,7 @@ def test_all_tools_have_a_form_for_each_provider() -> None:
     assert ToolRegistry().to_gemini_schema() == []
 
 
-def test_an_exchange_takes_out_only_what_it_put_in() -> None:
+def test_an_exchange_removes_only_its_own_tools() -> None:
     mine, yours = tool("a"), tool("a")
     registry = ToolRegistry([yours])
     assert registry.exchange([], [mine, tool("b")]) == [mine]

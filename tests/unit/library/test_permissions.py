@@ -1,4 +1,4 @@
-"""What a program says of its users becomes the hub's own grants, whatever it looks like."""
+"""A program's permissions for its users become the hub's own grants, in any form."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_user_of_another_kind_may_use_the_built_in_tools() -> None:
         (True, ("*",)),
     ],
 )
-def test_what_is_restricted_is_denied_and_rather_more_than_less(restricted: object, denied: tuple[str, ...]) -> None:
+def test_restrictions_become_denials_and_err_on_the_strict_side(restricted: object, denied: tuple[str, ...]) -> None:
     assert grants_of(user("*", denied=restricted)) == Grants(("*",), denied)
 
 

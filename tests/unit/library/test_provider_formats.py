@@ -49,7 +49,7 @@ def test_alternatives_outermost_become_one_object_that_allows_all_of_them() -> N
     assert "anyOf" not in shown
 
 
-def test_what_every_part_requires_is_required() -> None:
+def test_required_members_of_all_parts_are_required() -> None:
     parts = [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}]
     assert provider_schema({"type": "object", "allOf": parts})["required"] == ["a", "b"]
 
@@ -87,7 +87,7 @@ def test_a_schema_that_has_no_end_is_shown_all_the_same() -> None:
     assert provider_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})["properties"] == {}
 
 
-def test_what_a_server_writes_into_a_schema_makes_no_giant_of_what_is_shown() -> None:
+def test_a_hostile_schema_does_not_grow_when_shown() -> None:
     large = {"properties": {f"k{n}": {} for n in range(1_000)}, "required": [f"k{n}" for n in range(1_000)]}
     lost = {f"p{n}": {"$ref": "#/anyOf/0"} for n in range(500)}
     shown = provider_schema({"type": "object", "properties": lost, "anyOf": [large]})
@@ -110,7 +110,7 @@ def test_a_whole_schema_that_refers_to_nothing_takes_anything(reference: object)
     assert provider_schema({"$ref": reference})["properties"] == {}
 
 
-def test_a_reference_into_what_is_not_shown_is_replaced_by_what_it_means() -> None:
+def test_a_reference_into_an_omitted_part_is_replaced_by_its_target() -> None:
     shared = {"type": "object", "properties": {"x": {"type": "number"}}}
     first = {"properties": {"from": shared}}
     second = {"properties": {"to": {"$ref": "#/anyOf/0/properties/from", "description": "where to"}}}
@@ -149,7 +149,7 @@ def test_a_schema_given_to_a_provider_leaves_the_tool_as_it_was() -> None:
         ({"type": "object", "properties": {"a": {"pattern": object()}}}, "object"),
     ],
 )
-def test_what_is_wrong_with_a_schema_is_said(schema: object, words: str) -> None:
+def test_the_problem_of_a_schema_is_reported(schema: object, words: str) -> None:
     assert words in str(schema_problem(schema))
 
 

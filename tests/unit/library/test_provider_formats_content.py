@@ -45,7 +45,7 @@ def test_text_and_images_stay_in_their_order() -> None:
         {},
     ],
 )
-def test_a_block_that_is_not_what_it_says_is_shown_in_words(block: dict[str, Any]) -> None:
+def test_a_block_with_a_wrong_type_becomes_text(block: dict[str, Any]) -> None:
     (part,) = model_parts(answered(block))
     assert isinstance(part, ModelText)
 
@@ -62,7 +62,7 @@ def test_a_picture_in_lines_as_python_writes_them_is_one() -> None:
     assert model_parts(answered(block)) == [ModelImage("AAAAAAAA", "image/png")]
 
 
-def test_words_that_are_none_are_left_out() -> None:
+def test_empty_texts_are_left_out() -> None:
     nothing, image = {"type": "text", "text": ""}, {"type": "image", "data": "AAAA", "mimeType": "image/png"}
     assert model_parts(answered(nothing, image, {"type": "text", "text": " \n"})) == [ModelImage("AAAA", "image/png")]
     assert model_parts(answered(nothing)) == [ModelText("")]
@@ -100,7 +100,7 @@ def test_the_record_is_plain_json_with_how_it_ended() -> None:
     assert "structured_content" not in failed
 
 
-def test_the_value_is_what_the_tool_returned() -> None:
+def test_the_value_is_the_tools_result() -> None:
     assert result_value(answered(structured={"result": [1]})) == [1]
     assert result_value(answered(structured={"result": [1], "more": 2})) == {"result": [1], "more": 2}
     assert result_value(answered({"type": "text", "text": "words"})) == "words"

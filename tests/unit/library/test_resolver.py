@@ -157,7 +157,7 @@ async def test_only_the_names_of_tools_are_needed() -> None:
 
 
 @pytest.mark.parametrize(("defaults", "found"), [("echo", ["builtin.echo"]), (None, []), ([], [])])
-async def test_an_agent_may_always_have_one_tool_or_none(defaults: Any, found: list[str]) -> None:
+async def test_default_tools_of_an_agent_are_a_name_or_none_or_an_empty_list(defaults: Any, found: list[str]) -> None:
     request = await ENGINE.create_task_request(tool_names=[], agent_config=AgentConfig(available_tools=defaults))
     assert names(request) == found
 
@@ -192,7 +192,7 @@ async def test_names_that_no_tool_has_are_reported_to_callers_that_ask_for_it() 
         await TaskEngine(tool_catalog).create_task_request(tool_names=["search", "wether"], report_missing=True)
 
 
-async def test_whatever_else_is_said_is_in_the_task() -> None:
+async def test_all_other_arguments_are_in_the_task() -> None:
     said: dict[str, Any] = {
         "task_id": "task_123",
         "task_type": "search",
@@ -207,12 +207,12 @@ async def test_whatever_else_is_said_is_in_the_task() -> None:
     assert {key: getattr(request, key) for key in said} == said
 
 
-async def test_what_is_none_is_as_if_it_was_not_said() -> None:
+async def test_arguments_that_are_none_count_as_omitted() -> None:
     request = await ENGINE.create_task_request(tool_names=[], task_id=None, messages=None, metadata=None)
     assert (request.task_id[:5], request.messages, request.metadata) == ("task_", [], {})
 
 
-async def test_what_the_user_may_not_use_is_left_out_and_named() -> None:
+async def test_forbidden_tools_are_left_out_and_named() -> None:
     metadata = {"key": 1}
     request = await ENGINE.create_task_request(
         tool_names=["web.weather", "files.read", "weather"], user_context=user("files.*"), metadata=metadata
@@ -222,7 +222,7 @@ async def test_what_the_user_may_not_use_is_left_out_and_named() -> None:
     assert metadata == {"key": 1}
 
 
-async def test_a_name_of_several_tools_none_of_which_is_the_users_is_left_out_and_named_as_it_was_given() -> None:
+async def test_an_ambiguous_name_without_a_permitted_tool_is_reported_as_denied() -> None:
     request = await ENGINE.create_task_request(tool_names=["echo", "search"], user_context=user("builtin"))
     assert (names(request), request.metadata) == (["builtin.echo"], {"denied_tools": ["search"]})
 

@@ -1,4 +1,4 @@
-"""Servers as a program describes them, and what a file says of them besides."""
+"""Servers as a program describes them, combined with those of a file."""
 
 from __future__ import annotations
 

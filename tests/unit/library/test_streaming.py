@@ -29,14 +29,14 @@ async def test_a_call_is_started_unless_it_was_cancelled_before(*, is_wanted: bo
         ran.append(text)
         return text
 
-    heard = OutcomeRecorder()
+    received = OutcomeRecorder()
     try:
         async with ToolService() as service:
             loop_thread, engine = service._open_engine()
             request = ToolRequest("builtin.note", parameters={"text": "mine"})
             prepared = service._make_call(engine, await service.catalog(), request, is_streamed=False)
             assert not isinstance(prepared, ToolResult)
-            execution = Execution(engine.running.hub, prepared[1], heard, loop_thread, None)
+            execution = Execution(engine.running.hub, prepared[1], received, loop_thread, None)
             if not is_wanted:
                 await loop_thread.call_async(execution.cancel)
             await loop_thread.call_async(execution.start)
@@ -44,4 +44,4 @@ async def test_a_call_is_started_unless_it_was_cancelled_before(*, is_wanted: bo
         tool.remove(note)
 
     assert ran == (["mine"] if is_wanted else [])
-    assert len(heard.outcomes) == len(ran)
+    assert len(received.outcomes) == len(ran)

@@ -51,7 +51,7 @@ NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required"
 
 @pytest.fixture(autouse=True)
 def own_tools() -> Iterator[None]:
-    """What a test makes a tool is none after it."""
+    """Functions that a test registers are unregistered after it."""
     before = set(REGISTRY.functions())
     yield
     for name in set(REGISTRY.functions()) - before:
@@ -120,7 +120,7 @@ async def test_a_tool_that_comes_and_goes_is_found_at_once(service: ToolService)
     assert not tool.remove("builtin.add")
 
 
-async def test_a_cell_that_is_run_again_replaces_what_it_made(service: ToolService) -> None:
+async def test_running_a_cell_again_replaces_its_tools(service: ToolService) -> None:
     for value in (1, 2):
         space: dict[str, Any] = {"__name__": "__main__", "tool": tool}
         exec(f"@tool\ndef cell() -> int:\n    return {value}", space)
@@ -143,7 +143,7 @@ async def test_a_cell_that_is_run_again_replaces_what_it_made(service: ToolServi
         (lambda: tool(inline=True)(asyncio.sleep), "sleep cannot be a tool: it is asynchronous"),
     ],
 )
-def test_what_cannot_be_a_tool_says_why(make: Any, words: str) -> None:
+def test_an_object_that_cannot_be_a_tool_is_refused_with_a_reason(make: Any, words: str) -> None:
     @tool
     def taken() -> None: ...
 
@@ -179,7 +179,7 @@ async def test_the_tool_says_that_the_program_answers_no_questions() -> None:
     assert (result.status, result.error_message) == (ToolStatus.ERROR, "NoAnswerError: This caller cannot be asked")
 
 
-async def test_what_a_function_raises_and_what_it_refuses_have_each_their_status(service: ToolService) -> None:
+async def test_exceptions_and_refused_arguments_have_different_statuses(service: ToolService) -> None:
     @tool
     def fail(words: str) -> None:
         raise ValueError(words)
@@ -199,7 +199,7 @@ def plainly(function: Any) -> Any:
     return decorated
 
 
-async def test_an_async_function_is_awaited_whatever_is_around_it(service: ToolService) -> None:
+async def test_a_wrapped_async_function_is_awaited(service: ToolService) -> None:
     @tool
     @plainly
     async def knock(context: ToolContext, times: int) -> str:
@@ -346,7 +346,7 @@ async def test_the_failure_of_a_task_group_is_reported(service: ToolService) -> 
     assert "ValueError: invalid literal for int() with base 10: 'seven'" in str(result.error_message)
 
 
-async def test_a_result_without_a_json_form_is_reported_with_what_to_return(service: ToolService) -> None:
+async def test_a_result_without_a_json_form_is_reported_with_the_allowed_types(service: ToolService) -> None:
     @tool
     def give() -> Any:
         return {"it": object()}
@@ -359,7 +359,7 @@ async def test_a_result_without_a_json_form_is_reported_with_what_to_return(serv
     )
 
 
-async def test_a_function_may_demand_what_a_user_must_have_been_given(service: ToolService) -> None:
+async def test_a_function_may_require_permissions_and_roles(service: ToolService) -> None:
     @tool(permissions="admin")
     def wipe() -> str:
         return "done"
@@ -391,7 +391,7 @@ async def test_every_service_has_it_whenever_it_was_made(service: ToolService) -
 
 
 class Shout(Tool):
-    """A tool that tells how far it is, or fails as it is told."""
+    """A tool that reports progress, or fails on request."""
 
     def __init__(self, namespace: str | None = None) -> None:
         schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -442,9 +442,7 @@ async def test_an_object_is_a_tool_of_the_service_it_was_given_to(service: ToolS
         ("fine", "error", "TypeError: it must return a ToolResult, not str"),
     ],
 )
-async def test_what_an_object_gives_is_taken_for_what_it_is(
-    service: ToolService, given: Any, status: str, text: str
-) -> None:
+async def test_results_of_custom_tools_are_validated(service: ToolService, given: Any, status: str, text: str) -> None:
     class Odd(Tool):
         async def execute(self, tool_request: ToolRequest) -> ToolResult:
             return given  # type: ignore[no-any-return]  # as where nobody checks types
@@ -486,7 +484,7 @@ async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolSer
 
 
 @pytest.mark.parametrize(
-    ("chunks", "heard"),
+    ("chunks", "notified"),
     [
         (
             [
@@ -531,14 +529,14 @@ async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolSer
     ],
 )
 async def test_progress_of_an_object_arrives_step_by_step(
-    service: ToolService, chunks: list[ToolStreamChunk], heard: list[Any]
+    service: ToolService, chunks: list[ToolStreamChunk], notified: list[Any]
 ) -> None:
     stepwise = Stepwise()
     stepwise.chunks = tuple(chunks)
     service.register_tool(stepwise)
-    told = service.execute_tool_stream(ToolRequest("shout", parameters={"text": "x"}))
-    found = [(chunk.chunk_type, chunk.content) async for chunk in told]
-    assert json.dumps(found) == json.dumps(heard)
+    received = service.execute_tool_stream(ToolRequest("shout", parameters={"text": "x"}))
+    found = [(chunk.chunk_type, chunk.content) async for chunk in received]
+    assert json.dumps(found) == json.dumps(notified)
 
 
 async def test_an_object_s_stream_is_read_to_its_end(service: ToolService) -> None:

@@ -52,7 +52,7 @@ def test_an_anonymous_caller_is_the_same_everywhere() -> None:
         ("rest", [("files.*",), ("*",)]),
     ],
 )
-def test_on_a_frontend_a_caller_is_held_to_what_is_said_of_it_and_sse_is_mcp_too(
+def test_a_caller_is_bounded_per_frontend_and_sse_counts_as_mcp(
     frontend: FrontendName, layers: list[tuple[str, ...]]
 ) -> None:
     found: list[tuple[str, ...]] = []
@@ -90,7 +90,7 @@ def test_a_caller_owns_the_same_things_on_each_frontend() -> None:
         (Grants(("*",)), (("a2a", Grants(("*",), ("files",))),), True),
     ],
 )
-def test_a_bound_caller_cannot_name_what_is_not_configured(
+def test_a_bound_caller_cannot_name_targets(
     bounds: Grants | None, frontends: tuple[tuple[FrontendName, Grants], ...], *, may: bool
 ) -> None:
     caller = Caller("planner", "acme", Grants(()).bounded_by(bounds), may_name_targets=True, frontends=frontends)

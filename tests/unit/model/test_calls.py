@@ -1,4 +1,4 @@
-"""Levels of what servers log, from the most talkative to the gravest."""
+"""Log levels of servers, from debug to emergency."""
 
 from __future__ import annotations
 

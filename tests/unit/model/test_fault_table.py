@@ -1,4 +1,4 @@
-"""Every fault has one complete row in the table, and says what happened and whether the tool ran."""
+"""Every fault has one complete row in the table, with a message and whether the tool ran."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_leaf_belongs_to_one_party() -> None:
 
 
 @pytest.mark.parametrize("kind", [UnknownTool, UnknownPrompt, UnknownResource])
-def test_what_is_unknown_was_not_sent_anywhere(kind: type[CallerFault]) -> None:
+def test_faults_for_unknown_names_have_executed_no(kind: type[CallerFault]) -> None:
     fault = kind("x")
     assert (fault.executed, fault.server) == ("no", None)
     assert "x" in fault.message

@@ -1,4 +1,4 @@
-"""What servers offer: known by kind, server and name, and by a digest of how it is described."""
+"""Features of servers: identified by kind, server and name, and by a digest of their definition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = {"name": msgspec.Raw(b'"read"'), "new": msgspec.Raw(b"1.0e2")}
 
 
 @pytest.mark.parametrize("kind", [Tool, Prompt, Resource, Template])
-def test_a_feature_is_what_its_server_says(kind: type[Feature]) -> None:
+def test_a_feature_keeps_its_servers_definition(kind: type[Feature]) -> None:
     made = kind.of(FILES, READ, WORDS)
     assert (made.server, made.name, made.definition) == (FILES, READ, WORDS)
     assert type(made) is kind

@@ -1,4 +1,4 @@
-"""What people see of text that servers and programs wrote."""
+"""Text of servers and programs as people see it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize(("reason", "told"), REASONS.items())
-def test_the_cause_is_shown_and_not_its_place(reason: str, told: str) -> None:
-    assert without_locations(reason) == told
+@pytest.mark.parametrize(("reason", "expected"), REASONS.items())
+def test_the_cause_is_shown_and_not_its_place(reason: str, expected: str) -> None:
+    assert without_locations(reason) == expected
 
 
 @pytest.mark.parametrize("said", ["x.", "/x", "://", "1.", "[::"])

@@ -41,7 +41,7 @@ def test_a_context_is_read_and_written() -> None:
         f"{PARENT}\r\nx: y",
     ],
 )
-def test_what_is_no_context_is_ignored(text: str) -> None:
+def test_an_invalid_trace_context_is_ignored(text: str) -> None:
     assert parse_traceparent(text) is None
     assert with_http_context(call(), text.encode(), None) == call()
     assert trace_headers({"traceparent": raw(text)}) == {}

@@ -101,13 +101,13 @@ def document(id: str, version: int = 1) -> Document:
 async def write(
     journal: SqliteJournal | PostgresJournal, *works: tuple[Sequence[Document], Sequence[Fact]]
 ) -> list[WriteResult]:
-    told: list[asyncio.Future[WriteResult]] = []
+    results: list[asyncio.Future[WriteResult]] = []
     for documents, facts in works:
         done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         journal.write(documents, done.set_result, facts)
-        told.append(done)
+        results.append(done)
     async with asyncio.timeout(10):
-        return [await done for done in told]
+        return [await done for done in results]
 
 
 def is_whole(rows: Sequence[AuditRow], last: Point, anchor: Seal | None = None) -> bool:
@@ -199,29 +199,29 @@ async def test_the_hub_that_writes_it_can_look_at_it(place: Place) -> None:
         assert await journal.log_rows(after=5, limit=2) == []
 
 
-async def test_what_conflicts_leaves_no_record_and_no_gap(place: Place) -> None:
+async def test_a_conflicting_write_leaves_no_record_and_no_gap(place: Place) -> None:
     notary = Sealing()
     async with place.opened() as journal:
         await journal.open_log(notary)
-        told = await write(
+        results = await write(
             journal,
             ([document("a")], [fact(1)]),
             ([document("a")], [fact(2)]),
             ([document("b")], [fact(3)]),
             ([], [fact(4)]),
         )
-        assert told == ["kept", "conflict", "kept", "kept"]
+        assert results == ["kept", "conflict", "kept", "kept"]
         rows = await place.rows()
         assert [row.at for row in rows] == [1.0, 3.0, 4.0]
         assert is_whole(rows, notary.points[-1])
 
 
-async def test_what_cannot_be_written_leaves_no_record(place: Place) -> None:
+async def test_an_unwritable_document_leaves_no_record(place: Place) -> None:
     notary = Sealing()
     async with place.opened() as journal:
         await journal.open_log(notary)
-        told = await write(journal, ([document("a", 2**70)], [fact(1)]), ([document("b")], [fact(2)]))
-        assert told == ["refused", "kept"]
+        results = await write(journal, ([document("a", 2**70)], [fact(1)]), ([document("b")], [fact(2)]))
+        assert results == ["refused", "kept"]
         rows = await place.rows()
         assert [row.at for row in rows] == [2.0]
         assert is_whole(rows, notary.points[-1])

@@ -105,7 +105,7 @@ def test_one_that_was_forged_does_not_hide_the_other(tmp_path: Path) -> None:
     assert found.point == point(1)
 
 
-def test_without_a_file_there_is_none(tmp_path: Path) -> None:
+def test_without_a_file_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path, open_keys(tmp_path)) is None
 
 

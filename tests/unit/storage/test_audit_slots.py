@@ -1,4 +1,4 @@
-"""Seats: one log for each hub that runs at the same time, taken again once nobody has it."""
+"""Audit slots: one log for each running hub, reused when its hub has ended."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_where_none_can_be_had_that_is_said(tmp_path: Path, monkeypatch: p
         acquire_slot(tmp_path / "file" / "state")
 
 
-def test_what_is_signed_for_one_log_vouches_for_no_other(tmp_path: Path) -> None:
+def test_a_signature_for_one_log_is_invalid_for_another(tmp_path: Path) -> None:
     for seat in (0, 1, 2):
         seals = FileAuditSigner(tmp_path, open_keys(tmp_path, seat), slot=seat)
         seals.checkpoint(Point(1, bytes(32)))

@@ -1,4 +1,4 @@
-"""What is kept of definitions, by two programs at once."""
+"""Stored definitions, written by two programs at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def seen(description: str, tool: str = "read") -> SeenDefinition:
     return SeenDefinition("files", "", tool, description.encode(), b'"%b"' % description.encode(), 1.0)
 
 
-def test_what_is_accepted_is_known_to_the_next(tmp_path: Path) -> None:
+def test_accepted_definitions_are_known_to_the_next_hub(tmp_path: Path) -> None:
     first = DefinitionStore(tmp_path)
     first.keep([(seen("a"), False), (seen("b", "write"), False)])
     first.close()
@@ -28,7 +28,7 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
-def test_what_waits_is_approved_as_it_was_seen_or_not_at_all(tmp_path: Path) -> None:
+def test_a_waiting_definition_is_approved_only_as_it_was_seen(tmp_path: Path) -> None:
     hub, operator = DefinitionStore(tmp_path), DefinitionStore(tmp_path)
     hub.keep([(seen("a"), False)])
     hub.keep([(seen("b"), True)])
@@ -49,7 +49,7 @@ def test_what_waits_is_approved_as_it_was_seen_or_not_at_all(tmp_path: Path) -> 
     operator.close()
 
 
-def test_what_changed_by_itself_is_remembered_with_what_it_was(tmp_path: Path) -> None:
+def test_a_noticed_change_is_stored_with_the_former_definition(tmp_path: Path) -> None:
     definitions = DefinitionStore(tmp_path)
     definitions.keep([(seen("a"), False)])
     definitions.keep([(seen("b"), False)])

@@ -1,4 +1,4 @@
-"""Documents in every journal: what is kept, in which order, and that of two changes only the first counts."""
+"""Documents in every journal: their content and order, and only the first of two conflicting writes counts."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def document(id: str, version: int = 1, *, at: float = 1.0, owner: str = "me", *
 
 
 async def write(journal: Journal, *documents: Document) -> WriteResult:
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    journal.write(documents, told.set_result)
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    journal.write(documents, results.set_result)
     async with asyncio.timeout(30):
-        return await told
+        return await results
 
 
 async def ids(journal: Journal, token: str = "", limit: int = 10, **narrowed: object) -> list[str]:
@@ -75,7 +75,7 @@ async def ids(journal: Journal, token: str = "", limit: int = 10, **narrowed: ob
     return [each.id for each in page.documents]
 
 
-async def test_what_was_written_is_read_by_its_owner_only(journal: Journal) -> None:
+async def test_documents_are_read_by_their_owner_only(journal: Journal) -> None:
     assert await write(journal, document("a", group="talk", state="working")) == "kept"
     assert await journal.read("task", "me", "a") == document("a", group="talk", state="working")
     assert await journal.read("task", "you", "a") is None
@@ -95,7 +95,7 @@ async def test_of_two_changes_to_one_document_only_the_first_counts(journal: Jou
     assert await journal.read("task", "me", "b") is None
 
 
-async def test_what_belongs_together_is_kept_whole_or_not_at_all(journal: Journal) -> None:
+async def test_a_group_of_documents_is_stored_atomically(journal: Journal) -> None:
     assert await write(journal, document("a")) == "kept"
     assert await write(journal, document("b"), document("a", 5)) == "conflict"
     assert await ids(journal) == ["a"]
@@ -205,7 +205,7 @@ async def test_all_in_a_state_come_in_batches_that_neither_skip_nor_repeat(journ
     assert seen == [("me", "t0"), ("me", "t1"), ("you", "t0"), ("you", "t1"), ("me", "t2"), ("you", "t2")]
 
 
-async def test_what_is_old_is_taken_away_oldest_first_and_nothing_else(journal: Journal) -> None:
+async def test_pruning_deletes_old_documents_oldest_first_and_nothing_else(journal: Journal) -> None:
     for number in range(4):
         await write(journal, document(f"old{number}", at=float(number), state="failed"))
     await write(journal, document("new", at=9.0, state="failed"))
@@ -220,7 +220,7 @@ async def test_what_is_old_is_taken_away_oldest_first_and_nothing_else(journal: 
     assert await journal.read("push", "me", "other") is not None
 
 
-async def test_what_an_owner_has_is_weighed_by_state_and_its_oldest_make_room(journal: Journal) -> None:
+async def test_an_owners_documents_are_weighed_by_state_and_trimmed_oldest_first(journal: Journal) -> None:
     for number in range(4):
         await write(journal, document(f"old{number}", at=float(number), state="failed", body="x" * 100))
     await write(journal, document("busy", at=0.5, state="working", body="x" * 10))
@@ -243,14 +243,14 @@ async def test_what_an_owner_has_is_weighed_by_state_and_its_oldest_make_room(jo
     assert await journal.read("push", "me", "other") is not None
 
 
-async def test_what_is_weighed_has_all_that_was_given_to_be_written_before(journal: Journal) -> None:
+async def test_weighing_includes_pending_writes(journal: Journal) -> None:
     for number in range(20):
         journal.write([document(str(number), state="failed", body="")], lambda _: None)
     assert await journal.weigh(["task"], "me") == {("task", "failed"): 20 * DOCUMENT_BYTES}
 
 
 @pytest.mark.parametrize("odd", ["nul \0 in it", "ünïcödé 🙂", "", "line\nbreak", "x" * 2000])
-async def test_whatever_callers_call_it_is_found_under_that_name(journal: Journal, odd: str) -> None:
+async def test_odd_names_are_stored_and_found(journal: Journal, odd: str) -> None:
     made = document(odd, owner=f"me\n{odd}", group=odd, state="working")
     assert await write(journal, made) == "kept"
     assert await journal.read("task", f"me\n{odd}", odd) == made
@@ -296,20 +296,20 @@ async def test_every_journal_says_the_same_to_the_same_writes(
     """All writes of an example come within one turn of the loop, so that they share a transaction."""
     owner = secrets.token_hex(8)  # the journal is that of the examples before
     model = MemoryJournal()
-    told = [await write_all(each, owner, works) for each in (journal, model)]
-    assert told[0] == told[1]
+    received = [await write_all(each, owner, works) for each in (journal, model)]
+    assert received[0] == received[1]
     journal_base = [await each.page("task", owner, limit=9) for each in (journal, model)]
     assert journal_base[0] == journal_base[1]
 
 
 async def write_all(journal: Journal, owner: str, works: list[list[tuple[str, int, bool]]]) -> list[WriteResult]:
-    told = []
+    received = []
     for number, work in enumerate(works):
-        told.append(asyncio.get_running_loop().create_future())
+        received.append(asyncio.get_running_loop().create_future())
         documents = [
             Document("task", owner, id, version, 1.0, None if is_gone else b"%d" % number)
             for id, version, is_gone in work
         ]
-        journal.write(documents, told[-1].set_result)
+        journal.write(documents, received[-1].set_result)
     async with asyncio.timeout(30):
-        return list(await asyncio.gather(*told))
+        return list(await asyncio.gather(*received))

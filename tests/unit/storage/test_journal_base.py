@@ -1,4 +1,4 @@
-"""Those who wait for a verdict hear theirs, whatever others do with theirs."""
+"""Every waiter of a write result gets its own, whatever other waiters do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from isthmus.storage.journal_base import WriteProbe, notify_all, set_result_once
 
 
 def test_a_listener_that_fails_does_not_keep_the_others_from_their_verdicts() -> None:
-    told: list[WriteResult] = []
+    results: list[WriteResult] = []
 
     def fail(_: WriteResult) -> None:
         raise RuntimeError("a defect")
 
-    notify_all([(told.append, "kept"), (fail, "kept"), (told.append, "conflict")])
-    assert told == ["kept", "conflict"]
+    notify_all([(results.append, "kept"), (fail, "kept"), (results.append, "conflict")])
+    assert results == ["kept", "conflict"]
 
 
 async def test_a_cancelled_waiter_is_not_called() -> None:

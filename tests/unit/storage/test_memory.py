@@ -40,7 +40,7 @@ async def test_owners_and_kinds_are_apart() -> None:
     assert await latest(journal, owner="nobody") == []
 
 
-async def test_what_is_kept_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_journal_is_bounded_and_drops_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "KEPT_BYTES", 2 * memory.ENTRY_BYTES + 20)
     monkeypatch.setattr(memory, "OWNERS_MAX", 2)
     journal = MemoryJournal()
@@ -79,7 +79,7 @@ def document(version: int, body: bytes | None = b"{}") -> Document:
     return Document("task", "me", "a", version, 1.0, body)
 
 
-async def test_what_is_kept_with_a_fact_is_kept_once_the_log_has_that() -> None:
+async def test_a_document_with_a_fact_is_stored_once_the_log_has_the_fact() -> None:
     journal = MemoryJournal()
     assert await written(journal, document(1), NOTED) == "kept", "without a log, facts go nowhere"
     log: Any = Log("kept")
@@ -87,12 +87,12 @@ async def test_what_is_kept_with_a_fact_is_kept_once_the_log_has_that() -> None:
     assert await written(journal, document(2), NOTED) == "kept"
     assert await written(journal, document(2), NOTED) == "conflict"
     assert await written(journal, document(3)) == "kept"
-    assert log.facts == [NOTED], "of what is not kept the log is not told"
+    assert log.facts == [NOTED], "documents that are not stored leave no fact in the log"
 
 
 @pytest.mark.parametrize("verdict", ["refused", "unknown"])
 @pytest.mark.parametrize("body", [b"longer than before", None])
-async def test_what_the_log_did_not_take_is_not_kept_either(verdict: WriteResult, body: bytes | None) -> None:
+async def test_a_document_is_not_stored_if_the_log_refuses_its_fact(verdict: WriteResult, body: bytes | None) -> None:
     journal = MemoryJournal()
     await written(journal, document(1))
     size = journal._bytes
@@ -106,7 +106,7 @@ async def test_what_the_log_did_not_take_is_not_kept_either(verdict: WriteResult
     assert await journal.read("task", "me", "b") is None
 
 
-async def test_what_was_changed_since_is_not_taken_back() -> None:
+async def test_a_later_change_is_not_rolled_back() -> None:
     journal = MemoryJournal()
     log: Any = Log("refused")
     journal.log = log

@@ -1,4 +1,4 @@
-"""The journal in a database: what it says is kept is there, whatever ends the hub or the database."""
+"""The journal in a database: confirmed writes survive the end of the hub or the database."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def document(id: str, version: int = 1, body: bytes = b"{}") -> Document:
 
 async def write(journal: PostgresJournal, *works: Sequence[Document]) -> list[WriteResult]:
     """Write all of these within one turn of the loop."""
-    told: list[asyncio.Future[WriteResult]] = []
+    results: list[asyncio.Future[WriteResult]] = []
     for documents in works:
-        told.append(asyncio.get_running_loop().create_future())
-        journal.write(documents, told[-1].set_result)
+        results.append(asyncio.get_running_loop().create_future())
+        journal.write(documents, results[-1].set_result)
     async with asyncio.timeout(SECONDS):
-        return list(await asyncio.gather(*told))
+        return list(await asyncio.gather(*results))
 
 
 async def wait_stored(journal: PostgresJournal, *documents: Document) -> None:
-    """Write again until it is kept, as whoever was refused does."""
+    """Write again until it is stored, as a refused writer does."""
     async with asyncio.timeout(SECONDS):
         while (await write(journal, documents)) != ["kept"]:  # noqa: ASYNC110 (only trying tells)
             await asyncio.sleep(0.05)
@@ -65,7 +65,7 @@ def transactions(database: Database) -> int:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_one_turn_of_the_loop_brings_is_one_transaction(database: Database) -> None:
+async def test_writes_of_one_loop_turn_are_one_transaction(database: Database) -> None:
     async with opened(database.url()) as journal:
         before = transactions(database)
         assert await write(journal, *[[document(f"t{number}")] for number in range(100)]) == ["kept"] * 100
@@ -77,9 +77,9 @@ async def test_of_a_hundred_writes_one_conflict_costs_only_itself(database: Data
     async with opened(database.url()) as journal:
         works = [[document(f"t{number}")] for number in range(100)]
         works[37].append(document("t99", 5))
-        told = await write(journal, *works)
-        assert [number for number, verdict in enumerate(told) if verdict != "kept"] == [37]
-        assert told[37] == "conflict"
+        results = await write(journal, *works)
+        assert [number for number, verdict in enumerate(results) if verdict != "kept"] == [37]
+        assert results[37] == "conflict"
         assert await journal.read("task", "me", "t37") is None
 
 
@@ -90,19 +90,19 @@ async def test_changes_of_one_document_in_one_turn_are_made_in_their_order(datab
         assert await journal.read("task", "me", "a") == document("a", 4, b"4")
 
 
-async def test_what_cannot_be_written_at_all_costs_only_itself(database: Database) -> None:
+async def test_an_unwritable_document_costs_only_itself(database: Database) -> None:
     async with opened(database.url()) as journal:
         odd = Document("task", "me", "odd", 1, 1.0, b"", state="nul \0")
-        told = await write(journal, [document("a")], [odd], [document("c", 2**70)], [document("d")])
-        assert told == ["kept", "refused", "refused", "kept"]
+        results = await write(journal, [document("a")], [odd], [document("c", 2**70)], [document("d")])
+        assert results == ["kept", "refused", "refused", "kept"]
         assert await write(journal, [document("after")]) == ["kept"]
 
 
 async def test_more_than_may_wait_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "WAITING_MAX", 3)
     async with opened(database.url()) as journal:
-        told = await write(journal, *[[document(f"t{number}")] for number in range(5)])
-        assert told == ["kept", "kept", "kept", "refused", "refused"]
+        results = await write(journal, *[[document(f"t{number}")] for number in range(5)])
+        assert results == ["kept", "kept", "kept", "refused", "refused"]
 
 
 async def test_of_entries_the_newest_are_kept(database: Database) -> None:
@@ -117,7 +117,7 @@ async def test_of_entries_the_newest_are_kept(database: Database) -> None:
 # -- opening and closing ---------------------------------------------------------------------------------------------
 
 
-async def test_what_was_kept_is_there_after_reopening(database: Database) -> None:
+async def test_stored_documents_survive_reopening(database: Database) -> None:
     url = database.url()
     async with opened(url) as journal:
         await write(journal, [document("a")])
@@ -127,12 +127,12 @@ async def test_what_was_kept_is_there_after_reopening(database: Database) -> Non
         assert await write(journal, [document("a", 2)]) == ["conflict"]
 
 
-async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refused(database: Database) -> None:
-    told: list[WriteResult] = []
+async def test_closing_writes_pending_documents_and_refuses_later_ones(database: Database) -> None:
+    results: list[WriteResult] = []
     url = database.url()
     async with opened(url) as journal:
-        journal.write([document("last")], told.append)
-    assert told == ["kept"]
+        journal.write([document("last")], results.append)
+    assert results == ["kept"]
     assert await write(journal, [document("too late")]) == ["refused"]
     with pytest.raises(OSError, match="cannot be read"):
         await journal.read("task", "me", "last")
@@ -246,7 +246,7 @@ async def test_an_unusable_database_is_reported_with_the_reason(
         await PostgresJournal.open(StorageSettings(url.format(folder=folder)))
 
 
-async def test_what_is_kept_survives_the_machine_even_where_others_do_without(database: Database) -> None:
+async def test_synchronous_commit_is_on_even_if_the_roles_default_is_off(database: Database) -> None:
     database.psql("CREATE ROLE hasty LOGIN SUPERUSER; ALTER ROLE hasty SET synchronous_commit = off")
     async with opened(database.url(user="hasty")) as journal:
         assert journal._connection is not None
@@ -317,25 +317,25 @@ async def test_reads_end_though_the_database_never_answers_however_many_there_ar
         await other._connection.execute("BEGIN; LOCK TABLE silent.documents")
         async with asyncio.timeout(SECONDS):
             reads = [journal.read("task", "me", "a") for _ in range(4 * READERS_MAX)]
-            told = await asyncio.gather(*reads, return_exceptions=True)
-        assert {str(each) for each in told} == {"the journal cannot be read: TimeoutError"}
+            results = await asyncio.gather(*reads, return_exceptions=True)
+        assert {str(each) for each in results} == {"the journal cannot be read: TimeoutError"}
         await other._connection.execute("ROLLBACK")
 
 
 async def test_a_waiter_for_a_write_that_outlasts_the_journal_gets_unknown(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[WriteResult] = []
+    results: list[WriteResult] = []
     async with opened(database.url()) as other:
         async with opened(database.url(schema="slow")) as journal:
             assert other._connection is not None
             await other._connection.execute("BEGIN; LOCK TABLE slow.documents")
-            journal.write([document("a")], told.append)
-            journal.write([document("b")], told.append)
-            journal.write([document("a", 2)], told.append)
+            journal.write([document("a")], results.append)
+            journal.write([document("b")], results.append)
+            journal.write([document("a", 2)], results.append)
             for name in ("PATIENCE_SECONDS", "COMMAND_SECONDS", "CLOSE_SECONDS"):
                 monkeypatch.setattr(postgres, name, 0.1)
-        assert told == ["unknown", "unknown", "refused"]
+        assert results == ["unknown", "unknown", "refused"]
         await other._connection.execute("ROLLBACK")
 
 
@@ -347,7 +347,7 @@ async def test_a_server_that_only_reads_is_left(database: Database) -> None:
         await wait_stored(journal, document("a"))
 
 
-async def test_whatever_keeps_it_from_connecting_it_goes_on_trying(
+async def test_the_journal_retries_connecting_after_any_error(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = PostgresJournal._connect
@@ -424,41 +424,39 @@ async def test_a_standby_is_not_taken_for_the_database_until_it_is_promoted(
         assert await journal.read("task", "me", "before") == document("before")
 
 
-async def test_what_was_kept_is_there_after_the_database_was_killed(
-    fragile: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sixteen writers go on through it; who is refused, or told that nobody knows, tries again."""
-    told: dict[str, WriteResult] = {}
+async def test_stored_documents_survive_a_killed_database(fragile: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen writers continue through it; refused and unconfirmed writes are retried."""
+    results: dict[str, WriteResult] = {}
 
     async def write_on(journal: PostgresJournal, writer: int, until: asyncio.Event) -> None:
         number = 0
         while not until.is_set():
             number += 1
             id = f"{writer}-{number}"
-            told[id] = (await write(journal, [document(id)]))[0]
+            results[id] = (await write(journal, [document(id)]))[0]
 
     async with opened(fragile.url()) as journal:
         until = asyncio.Event()
         writers = [asyncio.ensure_future(write_on(journal, writer, until)) for writer in range(16)]
         for _ in range(2):
-            await grown(told, 500)
+            await grown(results, 500)
             await asyncio.to_thread(fragile.stop)
             await asyncio.to_thread(fragile.start)
-        await grown(told, 500)
+        await grown(results, 500)
         until.set()
         await asyncio.gather(*writers)
-        kept = {id for id, verdict in told.items() if verdict == "kept"}
+        kept = {id for id, verdict in results.items() if verdict == "kept"}
         found = {id for id in kept if await journal.read("task", "me", id) is not None}
         assert found == kept
-        refused = {id for id, verdict in told.items() if verdict == "refused"}
+        refused = {id for id, verdict in results.items() if verdict == "refused"}
         assert not [id for id in refused if await journal.read("task", "me", id) is not None]
 
 
-async def grown(told: dict[str, WriteResult], more: int) -> None:
+async def grown(results: dict[str, WriteResult], more: int) -> None:
     """Wait until more was kept."""
-    enough = sum(verdict == "kept" for verdict in told.values()) + more
+    enough = sum(verdict == "kept" for verdict in results.values()) + more
     async with asyncio.timeout(SECONDS):
-        while sum(verdict == "kept" for verdict in told.values()) < enough:  # noqa: ASYNC110 (many write it)
+        while sum(verdict == "kept" for verdict in results.values()) < enough:  # noqa: ASYNC110 (many write it)
             await asyncio.sleep(0.01)
 
 
@@ -495,10 +493,10 @@ async def test_a_killed_writer_leaves_every_confirmed_write(database: Database, 
         child.send_signal(signal.SIGKILL)
         said += (await child.stdout.read()).splitlines(keepends=True)
         await child.wait()
-    told = [line.split() for line in said if line.endswith(b"\n")]
-    assert {verdict for _, verdict in told} == {b"kept"}
+    received = [line.split() for line in said if line.endswith(b"\n")]
+    assert {verdict for _, verdict in received} == {b"kept"}
     async with opened(url) as journal:
-        for number in (int(number) for number, _ in told):
+        for number in (int(number) for number, _ in received):
             kept = await journal.read("task", "me", f"t{number}")
             assert kept is not None
             assert len(kept.body or b"") == number % 5000

@@ -1,4 +1,4 @@
-"""Several journals in one schema: who may write what, and who takes over from whom."""
+"""Several journals in one schema: leases for writing, and takeovers."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def document(id: str, version: int = 1, state: str = "open", *, kind: str = "tas
 
 
 async def write(journal: SharedPostgresJournal, *documents: Document) -> WriteResult:
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    journal.write(documents, told.set_result)
-    return await told
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    journal.write(documents, results.set_result)
+    return await results
 
 
 async def holder(journal: SharedPostgresJournal, id: str) -> str:
@@ -79,7 +79,7 @@ async def expire(database: Database, url: str, *journals: SharedPostgresJournal)
 
 
 def freeze(journal: SharedPostgresJournal) -> None:
-    """Let a node renew no more, and believe that it need not."""
+    """Stop a node's renewals, and let it believe that its lease is fresh."""
     journal.lease.check_soon = lambda: None  # type: ignore[method-assign]
     journal.lease._until = float("inf")
     for task in asyncio.all_tasks():
@@ -111,7 +111,7 @@ async def test_only_the_node_that_holds_a_document_changes_it(database: Database
         assert await write(b, document("t", 2)) == "conflict"
         assert await write(b, Document("task", "me", "t", 2, 1.0, None)) == "conflict"
         assert await write(a, document("t", 2, "done")) == "kept"
-        # Nobody holds it any more, and versions decide.
+        # No node holds the lease, and versions decide.
         assert (await holder(a, "t"), await holder(b, "t")) == ("", "")
         assert await write(b, document("t", 3, "done")) == "kept"
         assert await write(a, document("t", 3, "done")) == "conflict"
@@ -122,21 +122,21 @@ async def test_only_the_node_that_holds_a_document_changes_it(database: Database
 async def test_of_two_nodes_that_write_the_same_new_document_one_succeeds(database: Database) -> None:
     async with joined(database.url(), "a", "b") as (a, b):
         for number in range(50):
-            told = await asyncio.gather(*(write(each, document(f"t{number}")) for each in (a, b)))
-            assert sorted(told) == ["conflict", "kept"]
+            results = await asyncio.gather(*(write(each, document(f"t{number}")) for each in (a, b)))
+            assert sorted(results) == ["conflict", "kept"]
 
 
 async def test_batches_of_the_same_documents_in_another_order_do_not_stop_each_other(database: Database) -> None:
     async with joined(database.url(), "a", "b") as nodes:
         for version in range(1, 30):
             works = [document(f"t{number}", version, "free") for number in range(40)]
-            told = await asyncio.gather(
+            results = await asyncio.gather(
                 *(write(nodes[0], *works), write(nodes[1], *reversed(works))),
             )
-            assert sorted(told) == ["conflict", "kept"], version
+            assert sorted(results) == ["conflict", "kept"], version
 
 
-async def test_what_other_nodes_hold_is_neither_scanned_nor_deleted(database: Database) -> None:
+async def test_documents_of_other_nodes_are_neither_scanned_nor_deleted(database: Database) -> None:
     async with joined(database.url(), "a", "b") as (a, b):
         await write(a, document("a1"), document("a2", state="done"))
         await write(b, document("b1"), document("b2", state="done"))
@@ -153,7 +153,7 @@ async def test_what_other_nodes_hold_is_neither_scanned_nor_deleted(database: Da
 # -- fencing -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_was_taken_over_writes_nothing_whatever_it_believes(database: Database) -> None:
+async def test_a_node_that_was_taken_over_writes_nothing(database: Database) -> None:
     url = database.url()
     async with joined(url, "a", "b") as (a, b):
         await write(a, document("t"))
@@ -251,7 +251,7 @@ async def test_a_node_without_a_lease_refuses_to_write_before_others_may_take_it
         a.lease._until = float("-inf")
         a.lease.held.clear()
         assert a.is_failing
-        a.lease.lost_at = -1e9  # nobody waits for it any more
+        a.lease.lost_at = -1e9  # no waiter is left
         assert await write(a, document("t")) == "refused"
         a.lease.check_soon()
         await eventually(lambda: not a.is_failing, "it has a lease, and can write")
@@ -261,7 +261,7 @@ async def test_a_node_without_a_lease_refuses_to_write_before_others_may_take_it
 # -- taking over -------------------------------------------------------------------------------------------------------
 
 
-async def test_one_node_takes_over_and_also_what_a_dead_heir_had_not_moved(database: Database) -> None:
+async def test_one_node_takes_over_including_leftovers_of_a_dead_heir(database: Database) -> None:
     url = database.url()
     async with joined(url, "a", "b", "c", lease=6.0) as (a, b, c):
         await write(a, *[document(f"a{number}", at=number) for number in range(5)])
@@ -337,12 +337,12 @@ async def test_after_the_database_was_away_living_nodes_are_not_taken_over(datab
 # -- one hub alone -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_node_holds_what_a_hub_left_that_was_alone(database: Database) -> None:
+async def test_the_first_node_takes_over_documents_of_a_single_hub(database: Database) -> None:
     url = database.url()
     alone = await PostgresJournal.open(StorageSettings(url))
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    alone.write([document("t"), document("u", state="done"), document("v", kind="other")], told.set_result)
-    assert await told == "kept"
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    alone.write([document("t"), document("u", state="done"), document("v", kind="other")], results.set_result)
+    assert await results == "kept"
     with pytest.raises(StateInUse, match="a hub that is not part of a cluster"):
         await SharedPostgresJournal.open_shared(StorageSettings(url), LeaseSettings("a"), HELD)
     await alone.aclose()
@@ -359,9 +359,9 @@ async def test_the_first_node_holds_what_a_hub_left_that_was_alone(database: Dat
     # And back: it sees and changes everything.
     alone = await PostgresJournal.open(StorageSettings(url))
     assert [each.id for each in await alone.all_in("task", ("open",), limit=9)] == ["t"]
-    told = asyncio.get_running_loop().create_future()
-    alone.write([document("t", 3)], told.set_result)
-    assert await told == "kept"
+    results = asyncio.get_running_loop().create_future()
+    alone.write([document("t", 3)], results.set_result)
+    assert await results == "kept"
     await alone.aclose()
 
 
@@ -372,13 +372,13 @@ async def test_the_tables_of_an_earlier_version_are_migrated_by_nodes_that_start
     with monkeypatch.context() as earlier:
         earlier.setattr(postgres, "STEPS", postgres.STEPS[:3])
         before = await PostgresJournal.open(StorageSettings(url))
-        told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         connection = before._connection
         assert connection is not None
         rows = [("task", b"me", f"t{number}".encode(), 1, 1.0, b"", "open", b"{}") for number in range(250)]
         await connection.execute(postgres.NEW, *zip(*rows, strict=True))
         await before.aclose()
-        told.cancel()
+        results.cancel()
     opened = await asyncio.gather(
         *(SharedPostgresJournal.open_shared(StorageSettings(url), LeaseSettings(name, LEASE), HELD) for name in "abc")
     )

@@ -1,4 +1,4 @@
-"""Where things are kept: what an address may be, and what of it may be seen."""
+"""Storage settings: valid addresses, and the parts that are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal in a file: what it says is kept is there, whatever ends it, and one bad write costs only itself."""
+"""The journal in a file: confirmed writes survive every crash, and one bad write costs only itself."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def document(id: str, version: int = 1, body: bytes = b"{}") -> Document:
 
 async def write(journal: SqliteJournal, *works: Sequence[Document]) -> list[WriteResult]:
     """Write all of these within one turn of the loop."""
-    told: list[asyncio.Future[WriteResult]] = []
+    results: list[asyncio.Future[WriteResult]] = []
     for documents in works:
-        told.append(asyncio.get_running_loop().create_future())
-        journal.write(documents, told[-1].set_result)
+        results.append(asyncio.get_running_loop().create_future())
+        journal.write(documents, results[-1].set_result)
     async with asyncio.timeout(SECONDS):
-        return list(await asyncio.gather(*told))
+        return list(await asyncio.gather(*results))
 
 
-async def test_what_one_turn_of_the_loop_brings_is_one_transaction(tmp_path: Path) -> None:
+async def test_writes_of_one_loop_turn_are_one_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
         journal._write_connection.set_trace_callback(statements.append)
@@ -56,36 +56,38 @@ async def test_what_one_turn_of_the_loop_brings_is_one_transaction(tmp_path: Pat
         assert statements.count("COMMIT") == 1
 
 
-async def test_what_comes_turn_by_turn_shares_a_transaction_for_a_while(tmp_path: Path) -> None:
+async def test_writes_of_consecutive_turns_share_a_transaction_for_a_while(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
         journal._write_connection.set_trace_callback(statements.append)
-        told: list[WriteResult] = []
+        results: list[WriteResult] = []
         for number in range(TURNS_MAX):
-            journal.write([document(f"t{number}")], told.append)
+            journal.write([document(f"t{number}")], results.append)
             await asyncio.sleep(0)
         assert await write(journal, [document("last")]) == ["kept"]
-        assert told == ["kept"] * TURNS_MAX
+        assert results == ["kept"] * TURNS_MAX
         assert statements.count("COMMIT") <= 2
 
 
 async def test_a_conflict_costs_only_the_write_that_has_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
-        told = await write(journal, [document("a")], [document("b"), document("a")], [document("c")])
-        assert told == ["kept", "conflict", "kept"]
+        results = await write(journal, [document("a")], [document("b"), document("a")], [document("c")])
+        assert results == ["kept", "conflict", "kept"]
         assert await journal.read("task", "me", "b") is None
 
 
-async def test_what_cannot_be_written_at_all_costs_only_itself(tmp_path: Path) -> None:
+async def test_an_unwritable_document_costs_only_itself(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
-        told = await write(journal, [document("a")], [document("half \ud800")], [document("c", 2**70)], [document("d")])
-        assert told == ["kept", "refused", "refused", "kept"]
+        results = await write(
+            journal, [document("a")], [document("half \ud800")], [document("c", 2**70)], [document("d")]
+        )
+        assert results == ["kept", "refused", "refused", "kept"]
         assert await write(journal, [document("after")]) == ["kept"]
         with pytest.raises(OSError, match="the journal cannot be read"):
             await journal.read("task", "me", "half \ud800")
 
 
-async def test_a_full_disk_refuses_what_has_no_room_and_takes_what_has(
+async def test_a_full_disk_refuses_large_documents_and_accepts_small_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_small(path: Path) -> sqlite3.Connection:
@@ -96,8 +98,10 @@ async def test_a_full_disk_refuses_what_has_no_room_and_takes_what_has(
     open_any = sqlite._open
     monkeypatch.setattr(sqlite, "_open", open_small)
     async with opened(tmp_path) as journal:
-        told = await write(journal, [document("small")], [document("large", 1, b"x" * 1_000_000)], [document("also")])
-        assert told == ["kept", "refused", "kept"]
+        results = await write(
+            journal, [document("small")], [document("large", 1, b"x" * 1_000_000)], [document("also")]
+        )
+        assert results == ["kept", "refused", "kept"]
         assert await journal.read("task", "me", "large") is None
         assert await journal.read("task", "me", "also") == document("also")
 
@@ -118,14 +122,14 @@ async def test_after_a_failed_commit_the_result_is_unknown_and_the_next_write_is
         assert await write(journal, [document("before")]) == ["kept"]
         size_bytes = (tmp_path / f"{FILE}-wal").stat().st_size
         with files_no_longer_than(size_bytes + 10_000):
-            told = await write(journal, [document("lost", 1, b"x" * 500_000)], [document("with it")])
-        assert told == ["unknown", "unknown"]
+            results = await write(journal, [document("lost", 1, b"x" * 500_000)], [document("with it")])
+        assert results == ["unknown", "unknown"]
         assert await write(journal, [document("after")]) == ["kept"]
         assert await journal.read("task", "me", "before") == document("before")
         assert await journal.read("task", "me", "after") == document("after")
 
 
-async def test_what_was_kept_is_there_after_reopening(tmp_path: Path) -> None:
+async def test_stored_documents_survive_reopening(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await write(journal, [document("a")])
         await write(journal, [document("a", 2, b"changed")])
@@ -136,12 +140,12 @@ async def test_what_was_kept_is_there_after_reopening(tmp_path: Path) -> None:
         assert await write(journal, [document("a", 2)]) == ["conflict"]
 
 
-async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refused(tmp_path: Path) -> None:
-    told: list[WriteResult] = []
+async def test_closing_writes_pending_documents_and_refuses_later_ones(tmp_path: Path) -> None:
+    results: list[WriteResult] = []
     async with opened(tmp_path) as journal:
-        journal.write([document("last")], told.append)
+        journal.write([document("last")], results.append)
     await asyncio.sleep(0)
-    assert told == ["kept"]
+    assert results == ["kept"]
     assert await write(journal, [document("too late")]) == ["refused"]
     with pytest.raises(OSError, match="the journal cannot be read"):
         await journal.read("task", "me", "last")
@@ -149,12 +153,12 @@ async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refu
         assert await journal.read("task", "me", "last") is not None
 
 
-async def test_what_waits_for_others_when_it_closes_is_written(tmp_path: Path) -> None:
+async def test_closing_writes_documents_that_wait_for_a_batch(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path)
     journal._batcher._patience_seconds = 3600.0
     await write(journal, *[[document(f"t{number}")] for number in range(8)])
-    told: list[WriteResult] = []
-    journal.write([document("last")], told.append)
+    results: list[WriteResult] = []
+    journal.write([document("last")], results.append)
     for _ in range(TURNS_MAX + 2):
         await asyncio.sleep(0)
     assert journal._batcher._timer is not None
@@ -162,7 +166,7 @@ async def test_what_waits_for_others_when_it_closes_is_written(tmp_path: Path) -
         await journal.aclose()
     async with opened(tmp_path) as again:
         assert await again.read("task", "me", "last") == document("last")
-    assert told == ["kept"]
+    assert results == ["kept"]
 
 
 async def test_of_entries_the_newest_are_kept(tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ async def test_a_folder_has_one_hub_at_a_time(tmp_path: Path) -> None:
         assert await journal.read("task", "me", "a") is not None
 
 
-async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None:
+async def test_a_list_reads_only_its_own_documents(tmp_path: Path) -> None:
     """Which of an owner's documents are of a group or in a state, the index alone says, also in a file of long ago."""
     with closing(sqlite3.connect(tmp_path / FILE)) as made:
         made.executescript(sqlite.SCHEMA.replace("documents_listed", "documents_by_time"))
@@ -202,7 +206,7 @@ async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None
         assert "documents_by_time" not in indexes
 
 
-async def test_what_one_owner_has_is_weighed_and_trimmed_without_a_look_at_what_others_have(tmp_path: Path) -> None:
+async def test_weighing_and_trimming_one_owner_reads_no_other_owners(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
         journal._write_connection.set_trace_callback(statements.append)
@@ -246,10 +250,10 @@ async def test_a_killed_writer_leaves_every_confirmed_write(tmp_path: Path, line
         child.send_signal(signal.SIGKILL)
         said += (await child.stdout.read()).splitlines(keepends=True)
         await child.wait()
-    told = [line.split() for line in said if line.endswith(b"\n")]
-    assert {verdict for _, verdict in told} == {b"kept"}
+    received = [line.split() for line in said if line.endswith(b"\n")]
+    assert {verdict for _, verdict in received} == {b"kept"}
     async with opened(tmp_path) as journal:
-        for number in (int(number) for number, _ in told):
+        for number in (int(number) for number, _ in received):
             kept = await journal.read("task", "me", f"t{number}")
             assert kept is not None
             assert len(kept.body or b"") == number % 5000
@@ -289,7 +293,7 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_comes_in_one_turn_goes_together_and_in_order() -> None:
+async def test_items_of_one_turn_form_a_batch_in_order() -> None:
     batches = Batches()
     batches.add(1, 2, 3)
     assert batches.taken == []
@@ -344,7 +348,7 @@ async def test_a_full_batch_does_not_wait() -> None:
     assert await batches.next() == [0, 1, 2, 3]
 
 
-async def test_what_waits_is_handed_over_when_it_is_asked_for_and_only_then() -> None:
+async def test_waiting_items_are_handed_over_on_flush_only() -> None:
     batches = Batches()
     batches.add(*range(8))
     await batches.next()

@@ -1,4 +1,4 @@
-"""Writes to a journal until it is killed, and says on standard output what it was told is kept."""
+"""Writes to a journal until it is killed, and prints which writes were confirmed."""
 
 from __future__ import annotations
 

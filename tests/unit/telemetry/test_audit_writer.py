@@ -69,7 +69,7 @@ class Held:
 
 
 class MessageReceiver(Listener):
-    """A caller that is told at most once."""
+    """A caller that gets one outcome at most."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -179,7 +179,7 @@ async def test_a_log_that_closes_while_a_digest_is_computed_has_each_record_once
     assert bench.journal.waiting == []
 
 
-async def test_what_the_journal_refuses_is_written_later_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_records_are_written_later_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
     bench = Bench("batched")
     bench.audit.note("first")
@@ -228,8 +228,8 @@ async def test_rejected_callers_make_one_record(monkeypatch: pytest.MonkeyPatch)
     bench.audit.count_rejected("mcp", 403)
     await bench.journal.comes()
     bench.journal.answer()
-    told = [(each["event"], each["frontend"], each["status"], each["count"]) for each in bench.journal.kept]
-    assert told == [("caller.refused", "rest", 401, 1000), ("caller.refused", "mcp", 403, 1)]
+    received = [(each["event"], each["frontend"], each["status"], each["count"]) for each in bench.journal.kept]
+    assert received == [("caller.refused", "rest", 401, 1000), ("caller.refused", "mcp", 403, 1)]
 
 
 # -- strict ----------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ async def test_a_call_is_sent_once_it_is_recorded_and_answered_once_its_end_is()
 
 
 @pytest.mark.parametrize("verdict", ["refused", "unknown"])
-async def test_what_cannot_be_written_is_not_sent(verdict: WriteResult) -> None:
+async def test_a_call_whose_record_cannot_be_written_is_not_sent(verdict: WriteResult) -> None:
     bench, listener = Bench("strict"), MessageReceiver()
     bench.hub.start(call(), listener)
     bench.journal.answer(verdict)
@@ -307,7 +307,7 @@ async def test_a_refusal_is_recorded_before_it_is_answered() -> None:
 
 
 class Following:
-    """Somebody who follows a task."""
+    """A follower of a task."""
 
     def __init__(self) -> None:
         self.states: list[str] = []
@@ -343,7 +343,7 @@ async def test_a_task_writes_both_in_its_own_commits() -> None:
     ]
 
 
-async def test_what_was_noted_of_a_call_that_was_refused_does_not_count_for_the_next() -> None:
+async def test_the_record_of_a_refused_call_does_not_count_for_the_next() -> None:
     bench = Bench("strict")
     engine = TaskEngine(bench.hub, bench.journal, lambda: 5.0)  # type: ignore[arg-type]  # all that is needed here
     beginning = asyncio.ensure_future(engine.begin(NewTask(ANYONE, "c", "m", (), call=call("no.such"))))

@@ -33,7 +33,7 @@ LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\[\\"n])*)"')
 
 
 def begun(asked: Call | None = None) -> InFlight:
-    """A call in flight, of which only the data matters."""
+    """A call in flight; only its data matters."""
     return InFlight(asked or call(), Listener(), CallMetrics(), asyncio.get_running_loop())
 
 

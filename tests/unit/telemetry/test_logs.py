@@ -29,7 +29,7 @@ def as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     yield
-    configure()  # nothing is written to a test's file any more
+    configure()  # stop writing to a test's file
     root.setLevel(level)
     root.handlers[:] = handlers
     structlog.reset_defaults()
@@ -38,22 +38,22 @@ def as_it_was() -> Iterator[None]:
 def test_a_line_is_one_json_object_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     configure()
     structlog.get_logger().info("server ready", server="files", tools=3)
-    told = capsys.readouterr()
-    line = json.loads(told.err)
+    output = capsys.readouterr()
+    line = json.loads(output.err)
     assert (line["event"], line["level"], line["server"], line["tools"]) == ("server ready", "info", "files", 3)
     assert line["ts"].endswith("Z")
-    assert told.out == ""
+    assert output.out == ""
 
 
 @pytest.mark.parametrize("format", ["json", "console"])
-def test_what_a_peer_said_cannot_forge_a_line_or_drive_a_terminal(
+def test_text_of_a_peer_cannot_forge_a_line_or_drive_a_terminal(
     format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure("info", "json" if format == "json" else "console")
     structlog.get_logger().warning("server said", text=NASTY)
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    text = json.loads(told)["text"] if format == "json" else told.rstrip("\n")
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    text = json.loads(output)["text"] if format == "json" else output.rstrip("\n")
     assert text.isprintable(), repr(text)
     assert "forged line" in text
 
@@ -64,7 +64,7 @@ def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(capsys.readouterr().err)["text"]) == VALUE_LENGTH_MAX
 
 
-def test_what_is_below_the_level_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_below_the_level_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     configure("warning", "json")
     structlog.get_logger().info("not this")
     structlog.get_logger().warning("but this")
@@ -78,9 +78,9 @@ def test_a_traceback_is_in_the_log_and_bounded(format: str, capsys: pytest.Captu
         raise ZeroDivisionError("\x1b[2Jforged")
     except ZeroDivisionError:
         structlog.get_logger().exception("a defect")
-    told = capsys.readouterr().err
-    assert "ZeroDivisionError" in told
-    assert "\x1b" not in told
+    output = capsys.readouterr().err
+    assert "ZeroDivisionError" in output
+    assert "\x1b" not in output
 
 
 def test_no_line_of_an_exception_looks_like_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_no_line_of_an_exception_looks_like_a_line_of_the_log(capsys: pytest.Cap
     assert [line for line in more if not line.startswith("    ")] == []
 
 
-def test_libraries_say_only_what_matters_and_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_log_warnings_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().handlers.clear()  # nothing is done where somebody else has made arrangements
     configure()
     configure()
@@ -214,7 +214,7 @@ def test_a_pipe_without_a_reader_does_not_block(tmp_path: Path) -> None:
         configure("info", "json", str(tmp_path / "pipe"))
 
 
-def test_descriptors_of_files_that_are_not_used_any_more_are_closed(tmp_path: Path) -> None:
+def test_descriptors_of_unused_log_files_are_closed(tmp_path: Path) -> None:
     configure("info", "json")
     before = descriptors()
     for number in range(5):

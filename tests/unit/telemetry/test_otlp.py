@@ -1,4 +1,4 @@
-"""OTLP: what the variables say, and what happens to what cannot be sent."""
+"""OTLP: the environment variables, and batches that cannot be sent."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_samplers_are_those_of_the_specification(text: str, argument: str, sampl
         ("OTEL_METRIC_EXPORT_INTERVAL", "-1"),
     ],
 )
-def test_what_the_hub_does_not_have_is_named(variable: str, value: str) -> None:
+def test_unsupported_otlp_settings_are_named(variable: str, value: str) -> None:
     with pytest.raises(OtlpUnusable, match=value):
         read({**HERE, variable: value})
 
@@ -198,7 +198,7 @@ async def test_a_collector_that_is_busy_is_asked_again_and_one_that_refuses_is_n
     assert len(receiver.headers) == 4
 
 
-async def test_what_does_not_fit_is_dropped_and_counted() -> None:
+async def test_spans_beyond_the_queue_are_dropped_and_counted() -> None:
     variables = {BASE: "http://127.0.0.1:1", "OTEL_BSP_MAX_QUEUE_SIZE": "3"}
     exporter = OtlpExporter(read(variables), CallMetrics())
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The other side of the wire: a listener whose connections a test holds, and a sink that remembers."""
+"""The other side of the wire: a listener whose connections a test holds, and a sink that records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Peer:
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             return head + await self.reader.readexactly(int(length or 0))
 
-    async def hear(self) -> bytes:
+    async def receive(self) -> bytes:
         """Wait for the beginning of what is sent."""
         return await self.reader.read(1024)
 
@@ -107,7 +107,7 @@ class Recorder:
     """A sink that remembers what it heard, and in which order."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.body = b""
@@ -115,19 +115,19 @@ class Recorder:
         self._is_done = asyncio.Event()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        self.heard.append("head")
+        self.events.append("head")
         self.status, self.headers = status, headers
 
     def on_body(self, chunk: bytes) -> None:
-        self.heard.append("body")
+        self.events.append("body")
         self.body += chunk
 
     def on_end(self) -> None:
-        self.heard.append("end")
+        self.events.append("end")
         self._is_done.set()
 
     def on_lost(self, lost: ConnectionLost) -> None:
-        self.heard.append("lost")
+        self.events.append("lost")
         self.lost = lost
         self._is_done.set()
 
@@ -138,5 +138,5 @@ class Recorder:
 
     async def loss(self) -> ConnectionLost:
         await self.over()
-        assert self.lost is not None, f"heard {self.heard} with status {self.status}"
+        assert self.lost is not None, f"heard {self.events} with status {self.status}"
         return self.lost

@@ -1,4 +1,4 @@
-"""A WebSocket that a client opened, against a peer whose every byte the test writes."""
+"""A WebSocket opened by a client, with a peer that the test scripts byte by byte."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ async def test_binary_messages_are_received_like_text_unless_another_receiver_ta
         assert taken == [b"2", b"34"]
 
 
-async def test_what_is_not_utf_8_is_handed_on_as_it_is() -> None:
+async def test_text_that_is_not_utf_8_is_passed_on_unchanged() -> None:
     async with accepted() as pair:
         pair.peer.say(b"\xff\xfe")
         assert await pair.ear.message() == b"\xff\xfe"
@@ -280,7 +280,7 @@ async def test_a_flood_is_read_a_little_a_turn_and_a_large_message_is_not_delaye
     # A mask is drawn by lot, and a test must be called the same in every process.
     ids=["mask", "reserved", "opcode", "continuation", "fragment", "short", "long", "endless"],
 )
-async def test_what_breaks_the_protocol_ends_it_with_the_reason(bad: bytes, code: int, words: str) -> None:
+async def test_a_protocol_violation_ends_the_connection_with_a_reason(bad: bytes, code: int, words: str) -> None:
     async with accepted() as pair:
         pair.peer.say("good")
         pair.peer.writer.write(bad + Frame(Opcode.TEXT, b"behind").serialize(mask=True) * 1000)
@@ -353,7 +353,7 @@ async def test_the_largest_holder_is_disconnected_when_too_much_is_incomplete() 
         assert (shares.of("greedy").held_bytes, shares.of("modest").held_bytes) == (0, 0)
 
 
-async def test_what_goes_with_a_message_unfinished_keeps_nothing() -> None:
+async def test_an_unfinished_message_frees_its_bytes_when_the_peer_leaves() -> None:
     share = AgentBandwidth().of(None)
     async with accepted(share=share) as pair:
         pair.socket.data_received(Frame(Opcode.TEXT, b"x" * 60_000).serialize(mask=True)[:50_000])
@@ -443,7 +443,7 @@ async def test_a_flood_that_is_closed_is_read_no_faster_than_before(monkeypatch:
 
 
 @pytest.mark.parametrize("is_unfinished", [False, True])
-async def test_what_comes_after_our_goodbye_is_neither_kept_nor_read_without_end(*, is_unfinished: bool) -> None:
+async def test_messages_after_our_close_are_dropped_and_bounded(*, is_unfinished: bool) -> None:
     whole = Frame(Opcode.TEXT, b"x" * 90_000).serialize(mask=True)
     async with accepted() as pair:
         if is_unfinished:
@@ -585,7 +585,7 @@ async def test_a_peer_that_has_too_much_unread_is_cut_with_the_reason() -> None:
             assert not pair.socket._is_done
             pair.socket.send(b"x" * 5000)
             pair.socket.send(b"and another")
-            assert pair.ear.reasons == []  # whoever writes to many does not find one gone in between
+            assert pair.ear.reasons == []  # a writer to many sockets does not find one removed in between
             assert await pair.ear.reason() == LAGGING
         assert [(entry["client"], entry["reason"], entry["log_level"]) for entry in logs] == [
             ("192.0.2.1", LAGGING, "info")
@@ -642,7 +642,7 @@ async def test_a_peer_that_reads_again_is_reported_and_not_disconnected() -> Non
         assert pair.socket._lag_timer is None
 
 
-async def test_one_that_is_killed_takes_what_was_unread_with_it() -> None:
+async def test_killing_a_socket_drops_unread_bytes() -> None:
     async with accepted(receive_bytes=4096) as pair:
         start = pair.socket.write(b"")
         end = pair.socket.write(pair.socket.frame(b"x" * 900_000))
@@ -656,7 +656,7 @@ async def test_one_that_is_killed_takes_what_was_unread_with_it() -> None:
         assert pair.ear.reasons == []
 
 
-async def test_what_was_written_to_one_that_is_over_has_not_left() -> None:
+async def test_bytes_written_to_a_closed_socket_are_not_sent() -> None:
     async with accepted() as pair:
         pair.socket.close(1000)
         assert not pair.socket.has_left(pair.socket.write(pair.socket.frame(b"x")))
@@ -723,12 +723,12 @@ class _Transport(asyncio.Transport):
 
 
 @pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536])
-def test_frames_are_what_the_library_would_write(size: int) -> None:
+def test_frames_match_those_of_the_library(size: int) -> None:
     assert text_frame(b"x" * size) == Frame(Opcode.TEXT, b"x" * size).serialize(mask=False)
 
 
 @pytest.mark.parametrize("how", ["goodbye", "eof", "reset", "closed"])
-async def test_what_has_gone_is_freed_without_the_cycle_collector(how: str) -> None:
+async def test_closed_sockets_are_freed_without_the_cycle_collector(how: str) -> None:
     gc.collect()
     gc.disable()
     try:

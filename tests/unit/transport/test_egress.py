@@ -146,7 +146,7 @@ async def test_a_configured_server_may_be_on_loopback(server: Server) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "0", "2130706433", "0x7f000001", "0177.0.0.1"])
-async def test_a_callers_address_is_judged_by_what_it_resolves_to(server: Server, host: str) -> None:
+async def test_a_callers_address_is_judged_by_its_resolved_addresses(server: Server, host: str) -> None:
     with pytest.raises(EgressRefused, match="may not be dialled"):
         await dial(Egress(), HttpOrigin("http", host, server.origin.port), is_configured=False)
     assert server.accepted == 0
@@ -375,7 +375,7 @@ def test_a_domain_is_the_same_however_it_is_spelt() -> None:
 
 
 async def test_the_names_of_one_domain_delay_no_other(names: NameServer) -> None:
-    """Whoever owns it may let each of its names take half a minute."""
+    """The owner of a name server may delay each name by half a minute."""
     found = Lookups(names.look)
     slow = [asyncio.create_task(found.find(f"slow{number}.a.Evil.example.", 80)) for number in range(3 * PLACES)]
     async with asyncio.timeout(SECONDS):
@@ -497,6 +497,6 @@ def test_several_certificates_may_be_in_a_text_that_says_more_than_these() -> No
 
 
 @pytest.mark.parametrize("text", ["x", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----", "\0"])
-def test_what_is_no_certificate_is_no_authority(text: str) -> None:
+def test_text_without_a_certificate_is_no_authority(text: str) -> None:
     with pytest.raises(ValueError, match="no certificate in PEM form"):
         tls_settings(text)

@@ -33,7 +33,7 @@ class Noted:
         self.notes.append(self.name)
 
 
-async def test_what_is_held_is_written_at_the_end_of_the_turn_in_order() -> None:
+async def test_batched_writes_are_flushed_in_order_at_the_end_of_the_turn() -> None:
     notes: list[str] = []
     batch = WriteBatch()
     for name in ("first", "second"):
@@ -54,7 +54,7 @@ async def test_every_turn_has_its_own_end() -> None:
 
 
 class Reading:
-    """A transport's reading and whoever takes its bytes."""
+    """A transport's reading side and its consumer."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
@@ -68,7 +68,7 @@ class Reading:
         self.is_paused = False
 
 
-async def test_what_is_short_is_handed_on_at_once() -> None:
+async def test_short_input_is_passed_on_at_once() -> None:
     reading = Reading()
     reading.portions.feed(b"short")
     assert (reading.taken, reading.is_paused) == ([b"short"], False)
@@ -182,7 +182,7 @@ async def test_many_things_take_as_many_turns_as_they_need_and_keep_their_order(
     assert done == sorted(done)
 
 
-async def test_what_comes_while_others_wait_is_done_after_them() -> None:
+async def test_later_work_waits_for_earlier_work() -> None:
     turns, done = LoopTurns(), list[str]()
     for _ in range(AT_ONCE + 1):
         turns.do(partial(done.append, "early"))
@@ -233,13 +233,13 @@ async def test_sixty_that_flood_take_no_more_of_a_turn_than_one(monkeypatch: pyt
         clock.seconds += 2 * SLICE_SECONDS
 
     flooding = [portions(shares.of("greedy"), partial(take, number)) for number in range(FLOODING)]
-    heard: list[bytes] = []
-    modest = portions(shares.of("modest"), heard.append)
+    received: list[bytes] = []
+    modest = portions(shares.of("modest"), received.append)
     for each in flooding:
         each.feed(b"xx")
     assert taken == [0]
     modest.feed(b"y")
-    assert heard == [b"y"]
+    assert received == [b"y"]
     for turn in range(1, 2 * FLOODING):
         await asyncio.sleep(0)
         assert len(taken) == turn + 1
@@ -247,7 +247,7 @@ async def test_sixty_that_flood_take_no_more_of_a_turn_than_one(monkeypatch: pyt
     assert taken[1:FLOODING] != [0] * (FLOODING - 1)
 
 
-async def test_what_is_quick_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quick_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, share, taken = Clock(monkeypatch), AgentBandwidth().of(None), list[bytes]()
 
     def take(data: bytes) -> None:

@@ -63,7 +63,7 @@ async def test_a_request_is_written_as_prepared_and_its_reply_handed_over(client
     await peer.say(b"HTTP/1.1 404 Gone\r\nX-A: 1\r\nx-a: 2\r\nContent-Length: 3\r\n\r\nabc")
     await sink.over()
     assert (sink.status, sink.headers, sink.body) == (404, {"x-a": "1, 2", "content-length": "3"}, b"abc")
-    assert sink.heard == ["head", "body", "end"]
+    assert sink.events == ["head", "body", "end"]
 
 
 async def test_a_request_without_a_body_has_no_length(client: HttpClient, server: Server) -> None:
@@ -146,12 +146,12 @@ async def test_a_reply_without_a_length_ends_with_the_stream(client: HttpClient,
     await peer.say(b"HTTP/1.0 200 OK\r\n\r\nall of it")
     peer.close()
     assert (await sink.over()).body == b"all of it"
-    assert sink.heard[-1] == "end"
+    assert sink.events[-1] == "end"
 
 
 async def test_a_reply_without_a_body_ends_at_once(client: HttpClient, server: Server) -> None:
     peer, sink = await exchange(client, server, b"HTTP/1.1 204 No Content\r\n\r\n")
-    assert sink.heard == ["head", "end"]
+    assert sink.events == ["head", "end"]
     ask(client, Recorder())
     await peer.request()
 
@@ -169,7 +169,7 @@ async def test_a_reply_without_a_body_ends_at_once(client: HttpClient, server: S
 )
 async def test_a_connection_is_not_kept_after(client: HttpClient, server: Server, reply: bytes) -> None:
     peer, sink = await exchange(client, server, reply)
-    assert (sink.heard, sink.body) == (["head", "body", "end"], b"ok")
+    assert (sink.events, sink.body) == (["head", "body", "end"], b"ok")
     assert await peer.rest() == b""
     await exchange(client, server)
     assert server.accepted == 2
@@ -206,7 +206,7 @@ async def test_a_reply_that_cannot_be_trusted_is_lost(
     assert reason in lost.reason
     assert lost.may_have_left
     assert await peer.rest() == b""
-    assert sink.heard.count("lost") == 1
+    assert sink.events.count("lost") == 1
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ async def test_an_early_refusal_is_read_and_the_connection_not_used_again(client
     sink = Recorder()
     ask(client, sink, BIG)
     peer = await server.accept()
-    await peer.hear()
+    await peer.receive()
     await peer.say(b"HTTP/1.1 413 Too Much\r\ncontent-length: 2\r\n\r\nno")
     await sink.over()
-    assert (sink.status, sink.heard[-1]) == (413, "end")
+    assert (sink.status, sink.events[-1]) == (413, "end")
     await exchange(client, server)
     assert server.accepted == 2
 
@@ -257,7 +257,7 @@ async def test_an_early_success_is_not_believed(client: HttpClient, server: Serv
     sink = Recorder()
     ask(client, sink, BIG)
     peer = await server.accept()
-    await peer.hear()
+    await peer.receive()
     await peer.say(OK)
     lost = await sink.loss()
     assert "before it had the whole request" in lost.reason
@@ -276,7 +276,7 @@ async def test_a_connection_that_the_server_closed_is_not_used(client: HttpClien
     peer, _ = await exchange(client, server)
     peer.close()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while client._idle:  # noqa: ASYNC110 - a connection that closes while idle tells nobody
+        while client._idle:  # noqa: ASYNC110 - a connection that closes while idle has no notification
             await asyncio.sleep(0)
     await exchange(client, server)
     assert server.accepted == 2
@@ -365,9 +365,9 @@ async def test_a_dial_whose_request_was_cancelled_may_fail_silently(
     sink = Recorder()
     ask(client, sink).abort()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(background):  # noqa: ASYNC110 - a dial that nobody waits for tells nobody
+        while len(background):  # noqa: ASYNC110 - a dial that nobody waits for has no notification
             await asyncio.sleep(0)
-    assert not sink.heard
+    assert not sink.events
     await client.aclose()
 
 
@@ -385,7 +385,7 @@ async def test_requests_beyond_the_limit_wait_their_turn(server: Server, backgro
             order.append((await peer.request())[-1:])
     assert order == [b"0", b"1", b"2", b"4", b"5"][: len(order)]
     assert server.accepted == 2
-    assert not sinks[3].heard
+    assert not sinks[3].events
     await client.aclose()
 
 
@@ -400,11 +400,11 @@ async def test_a_freed_place_is_dialled_for_the_next_waiter(server: Server, back
     await peer.request()
     await peer.say(OK)
     assert (await second.over()).body == b"ok"
-    assert not first.heard
+    assert not first.events
     await client.aclose()
 
 
-async def test_a_failed_dial_loses_what_waited_for_it(background: BackgroundTasks) -> None:
+async def test_a_failed_dial_fails_its_waiting_requests(background: BackgroundTasks) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         origin = HttpOrigin("http", "127.0.0.1", taken.getsockname()[1])
@@ -412,7 +412,7 @@ async def test_a_failed_dial_loses_what_waited_for_it(background: BackgroundTask
         sinks = [Recorder() for _ in range(5)]
         for sink in sinks:
             ask(client, sink)
-            assert not sink.heard
+            assert not sink.events
         for sink in sinks:
             lost = await sink.loss()
             assert lost.reason == f"connection refused by 127.0.0.1:{origin.port}"
@@ -451,7 +451,7 @@ async def test_a_request_given_up_while_it_waits_leaves_the_queue(client: HttpCl
     assert (await peer.request()).endswith(b"kept")
     await peer.say(OK)
     await kept.over()
-    assert not given_up.heard
+    assert not given_up.events
 
 
 async def test_a_sink_may_give_up_in_the_middle_of_a_chunk(client: HttpClient, server: Server) -> None:
@@ -466,7 +466,7 @@ async def test_a_sink_may_give_up_in_the_middle_of_a_chunk(client: HttpClient, s
     await peer.request()
     await peer.say(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
     assert await peer.rest() == b""
-    assert sink.heard == ["head", "body"]
+    assert sink.events == ["head", "body"]
     assert ticket.may_have_left
 
 
@@ -500,7 +500,7 @@ async def test_a_small_request_may_have_left_once_it_is_written(client: HttpClie
     answers.append(ticket.may_have_left)
     assert answers == [False, True, True]
     assert await peer.rest() == b""
-    assert not sink.heard
+    assert not sink.events
 
 
 @pytest.mark.parametrize("turns", [0, 5])
@@ -516,7 +516,7 @@ async def test_a_request_aborted_before_its_end_was_taken_never_arrives_whole(
     ticket.abort()
     assert not ticket.may_have_left
     assert len(await peer.rest()) < len(BIG)
-    assert not sink.heard
+    assert not sink.events
 
 
 async def test_nothing_is_written_after_an_abort_in_the_same_turn(background: BackgroundTasks) -> None:
@@ -562,7 +562,7 @@ def drain(sock: socket.socket) -> int:
     return received
 
 
-async def test_closing_the_client_loses_whatever_it_holds(server: Server, background: BackgroundTasks) -> None:
+async def test_closing_the_client_fails_all_its_requests(server: Server, background: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=2)
     idle, _ = await exchange(client, server)
     sinks = [Recorder() for _ in range(3)]
@@ -574,7 +574,7 @@ async def test_closing_the_client_loses_whatever_it_holds(server: Server, backgr
     assert [lost.may_have_left for lost in losses] == [True, False, False]
     late = Recorder()
     ask(client, late)
-    assert not late.heard
+    assert not late.events
     assert (await late.loss()).reason == "the client is closed"
     assert await idle.rest() == b""
     await client.aclose()
@@ -650,7 +650,7 @@ def test_a_request_line_cannot_be_broken(method: str, target: str) -> None:
         request_head(method, target, HttpOrigin("http", "h", 80), {})
 
 
-def test_a_media_type_is_what_stands_before_its_parameters() -> None:
+def test_a_media_type_excludes_its_parameters() -> None:
     assert media_type({"content-type": "Text/Event-Stream; charset=utf-8"}) == "text/event-stream"
     assert media_type({}) == ""
 

@@ -25,7 +25,7 @@ STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DE
 
 
 class ChannelOutput:
-    """What a channel's owner heard of it."""
+    """What a channel's owner output of it."""
 
     def __init__(self) -> None:
         self.output = b""
@@ -56,7 +56,7 @@ class ChannelOutput:
 
 
 @pytest.fixture
-def heard() -> ChannelOutput:
+def output() -> ChannelOutput:
     return ChannelOutput()
 
 
@@ -70,14 +70,14 @@ async def channels() -> AsyncIterator[list[ProcessChannel]]:
 
 
 async def start(
-    heard: ChannelOutput, channels: list[ProcessChannel], script: str, *, env: dict[str, str] | None = None
+    output: ChannelOutput, channels: list[ProcessChannel], script: str, *, env: dict[str, str] | None = None
 ) -> ProcessChannel:
     channel = await ProcessChannel.spawn(
         [sys.executable, "-c", script],
         env=child_environment(env or {}, os.environ),
         cwd=None,
-        on_bytes=heard.on_bytes,
-        on_lost=heard.on_lost,
+        on_bytes=output.on_bytes,
+        on_lost=output.on_lost,
     )
     channels.append(channel)
     return channel
@@ -121,37 +121,35 @@ async def until_dead(pid: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_child_reads_what_is_written_and_its_output_is_read(
-    heard: ChannelOutput, channels: list[ProcessChannel]
-) -> None:
-    channel = await start(heard, channels, CAT)
+async def test_a_childs_input_and_output_are_piped(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, CAT)
     assert channel.write(b"hello\n") == 6
     assert channel.write(b"again\n") == 12
-    assert await heard.until(b"again\n") == b"hello\nagain\n"
+    assert await output.until(b"again\n") == b"hello\nagain\n"
     assert channel.has_left(12)
     assert is_alive(channel.pid)
     await channel.aclose(grace=30)
-    assert heard.losses == ["exited with code 0"]
+    assert output.losses == ["exited with code 0"]
     assert channel.returncode == 0
     assert not is_alive(channel.pid)
 
 
-async def test_closing_twice_or_at_once_is_harmless(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, CAT)
+async def test_closing_twice_or_at_once_is_harmless(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, CAT)
     await asyncio.gather(channel.aclose(), channel.aclose())
     await channel.aclose()
     channel.kill()
-    assert len(heard.losses) == 1
+    assert len(output.losses) == 1
 
 
 async def test_a_childs_last_output_is_read_before_its_end(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     script = "import os, sys\nos.write(1, b'x' * 60000)\nos.write(2, b'sorry')\nos._exit(3)"
-    channel = await start(heard, channels, script)
-    assert not heard.losses
-    assert await heard.loss() == "exited with code 3"
-    assert len(heard.output) == 60000
+    channel = await start(output, channels, script)
+    assert not output.losses
+    assert await output.loss() == "exited with code 3"
+    assert len(output.output) == 60000
     assert channel.stderr_tail == "sorry"
     assert channel.returncode == 3
 
@@ -159,17 +157,17 @@ async def test_a_childs_last_output_is_read_before_its_end(
 async def test_nothing_is_read_before_the_channel_is_returned() -> None:
     channel: ProcessChannel | None = None
     seen: list[bool] = []
-    heard = ChannelOutput()
+    received = ChannelOutput()
 
     def on_bytes(data: bytes) -> None:
         seen.append(channel is not None)
 
     def on_lost(reason: str) -> None:
         seen.append(channel is not None)
-        heard.on_lost(reason)
+        received.on_lost(reason)
 
     channel = await ProcessChannel.spawn(["/bin/echo", "x"], env={}, cwd=None, on_bytes=on_bytes, on_lost=on_lost)
-    await heard.loss()
+    await received.loss()
     assert seen == [True, True]
     await channel.aclose()
 
@@ -178,15 +176,15 @@ async def test_nothing_is_read_before_the_channel_is_returned() -> None:
 async def test_a_child_whose_start_is_cancelled_is_ended_without_being_read(
     turns: int, tmp_path: Path, others: set[int]
 ) -> None:
-    heard = ChannelOutput()
+    received = ChannelOutput()
     pid_file = tmp_path / "pid"
     starting = asyncio.create_task(
         ProcessChannel.spawn(
             ["/bin/sh", "-c", f"echo $$ > {pid_file}; exec cat"],
             env={},
             cwd=None,
-            on_bytes=heard.on_bytes,
-            on_lost=heard.on_lost,
+            on_bytes=received.on_bytes,
+            on_lost=received.on_lost,
         )
     )
     for _ in range(turns):
@@ -201,45 +199,47 @@ async def test_a_child_whose_start_is_cancelled_is_ended_without_being_read(
             await asyncio.sleep(0.005)
     for _ in range(20):
         await asyncio.sleep(0)  # the pipes are closed once they are connected, and that nobody tells either
-    assert not heard.losses
+    assert not received.losses
 
 
 async def test_where_processes_cannot_be_watched_by_descriptor_a_thread_waits(
-    heard: ChannelOutput, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch, others: set[int]
+    output: ChannelOutput, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch, others: set[int]
 ) -> None:
     def forbidden(pid: int, flags: int = 0) -> int:
         raise PermissionError
 
     monkeypatch.setattr(os, "pidfd_open", forbidden)
-    channel = await start(heard, channels, FORKS.format(escape="", then="os.read(0, 1)"))
-    grandchild = int((await heard.until(b"\n")).split()[1])
+    channel = await start(output, channels, FORKS.format(escape="", then="os.read(0, 1)"))
+    grandchild = int((await output.until(b"\n")).split()[1])
     channel.kill()
-    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+    assert await output.loss() == "killed by signal 9 (SIGKILL)"
     await until_dead(grandchild)
     assert zombies(others) == []
 
 
 async def test_a_signal_without_a_name_is_reported_by_its_number(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
-    channel = await start(heard, channels, "import os\nos.kill(os.getpid(), 42)")
-    assert await heard.loss() == "killed by signal 42"
+    channel = await start(output, channels, "import os\nos.kill(os.getpid(), 42)")
+    assert await output.loss() == "killed by signal 42"
     assert channel.returncode == -42
 
 
-async def test_a_killed_child_is_reported_by_its_signal(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, DEAF)
+async def test_a_killed_child_is_reported_by_its_signal(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, DEAF)
     channel.kill()
-    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+    assert await output.loss() == "killed by signal 9 (SIGKILL)"
     assert channel.returncode == -9
 
 
-async def test_after_its_death_a_child_is_written_nothing(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, CAT)
+async def test_after_its_death_a_child_is_written_nothing(
+    output: ChannelOutput, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(output, channels, CAT)
     before = channel.write(b"first\n")
-    await heard.until(b"first\n")
+    await output.until(b"first\n")
     channel.kill()
-    await heard.loss()
+    await output.loss()
     after = channel.write(b"second\n")
     assert after == before + 7
     assert channel.has_left(before)
@@ -248,10 +248,10 @@ async def test_after_its_death_a_child_is_written_nothing(heard: ChannelOutput, 
 
 
 async def test_bytes_that_the_child_did_not_take_are_known_not_to_have_left(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
-    channel = await start(heard, channels, DEAF)
-    await heard.until(b"up")
+    channel = await start(output, channels, DEAF)
+    await output.until(b"up")
     small = channel.write(b"x" * 1000)
     assert channel.has_left(small)
     big = channel.write(b"y" * 8_000_000)
@@ -263,78 +263,78 @@ async def test_bytes_that_the_child_did_not_take_are_known_not_to_have_left(
         assert 7_000_000 < channel.buffered_bytes() < 8_000_002
         await asyncio.sleep(0)
     channel.kill()
-    await heard.loss()
+    await output.loss()
     assert channel.has_left(small)
 
 
 async def test_bytes_in_the_buffer_leave_when_the_child_reads(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     script = (
         "import sys\nprint('up', flush=True)\nwanted = 8000001\n"
         "while wanted: wanted -= len(sys.stdin.buffer.raw.read(min(wanted, 65536)))\n"
         "print('done', flush=True)\nsys.stdin.read()"
     )
-    channel = await start(heard, channels, script)
-    await heard.until(b"up")
+    channel = await start(output, channels, script)
+    await output.until(b"up")
     offset = channel.write(b"y" * 8_000_001)
-    await heard.until(b"done")
+    await output.until(b"done")
     assert channel.has_left(offset)
     assert not channel.has_left(offset + 1)
 
 
-async def test_a_child_that_closes_its_output_is_ended(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, "import os, time\nos.close(1)\ntime.sleep(600)")
-    assert await heard.loss() == "closed its output"
+async def test_a_child_that_closes_its_output_is_ended(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, "import os, time\nos.close(1)\ntime.sleep(600)")
+    assert await output.loss() == "closed its output"
     await until_dead(channel.pid)
 
 
-async def test_a_child_that_closes_its_input_is_ended(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, "import os, time\nos.close(0)\ntime.sleep(600)")
+async def test_a_child_that_closes_its_input_is_ended(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, "import os, time\nos.close(0)\ntime.sleep(600)")
     channel.write(b"x" * 1000)
     channel.write(b"x" * 8_000_000)
-    assert await heard.loss() == "closed its input"
+    assert await output.loss() == "closed its input"
     await until_dead(channel.pid)
 
 
 async def test_a_child_that_leaves_when_its_input_ends_is_not_hurried(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     tidying = "os.close(1)\ntime.sleep(0.6)\nos.write(2, b'tidied')\nos._exit(7)"
     script = f"import os, sys, time\nsys.stdin.read()\n{tidying}"
-    channel = await start(heard, channels, script)
+    channel = await start(output, channels, script)
     await channel.aclose(grace=30)
-    assert heard.losses == ["exited with code 7"]
+    assert output.losses == ["exited with code 7"]
     assert channel.stderr_tail == "tidied"
 
 
 async def test_a_child_that_ignores_the_end_of_input_is_terminated(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
-    channel = await start(heard, channels, DEAF)
-    await heard.until(b"up")
+    channel = await start(output, channels, DEAF)
+    await output.until(b"up")
     channel.write(b"x" * 8_000_000)
     await channel.aclose(grace=2.0)  # it dies of the first signal, but on a busy machine not at once
-    assert heard.losses == ["killed by signal 15 (SIGTERM)"]
+    assert output.losses == ["killed by signal 15 (SIGTERM)"]
 
 
-async def test_a_child_that_ignores_sigterm_is_killed(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, STUBBORN)
-    await heard.until(b"up")
+async def test_a_child_that_ignores_sigterm_is_killed(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, STUBBORN)
+    await output.until(b"up")
     await channel.aclose(grace=0.05)
-    assert heard.losses == ["killed by signal 9 (SIGKILL)"]
+    assert output.losses == ["killed by signal 9 (SIGKILL)"]
     assert not is_alive(channel.pid)
 
 
-async def test_a_cancelled_close_still_ends_the_child(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, STUBBORN)
-    await heard.until(b"up")
+async def test_a_cancelled_close_still_ends_the_child(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, STUBBORN)
+    await output.until(b"up")
     closing = asyncio.create_task(channel.aclose(grace=60))
     await asyncio.sleep(0)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+    assert await output.loss() == "killed by signal 9 (SIGKILL)"
 
 
 FORKS = """
@@ -356,10 +356,10 @@ os.read(ready, 1)
 
 @pytest.mark.parametrize("then", ["sys.stdin.read()", "time.sleep(600)"], ids=["polite", "stubborn"])
 async def test_a_child_that_forks_twice_leaves_no_process_behind(
-    heard: ChannelOutput, channels: list[ProcessChannel], then: str
+    output: ChannelOutput, channels: list[ProcessChannel], then: str
 ) -> None:
-    channel = await start(heard, channels, FORKS.format(escape="", then=then))
-    grandchild = int((await heard.until(b"\n")).split()[1])
+    channel = await start(output, channels, FORKS.format(escape="", then=then))
+    grandchild = int((await output.until(b"\n")).split()[1])
     assert is_alive(grandchild)
     await channel.aclose(grace=0.1)
     await until_dead(grandchild)
@@ -367,21 +367,21 @@ async def test_a_child_that_forks_twice_leaves_no_process_behind(
 
 
 async def test_the_group_goes_with_a_child_that_was_killed_by_others(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
-    channel = await start(heard, channels, FORKS.format(escape="", then="time.sleep(600)"))
-    grandchild = int((await heard.until(b"\n")).split()[1])
+    channel = await start(output, channels, FORKS.format(escape="", then="time.sleep(600)"))
+    grandchild = int((await output.until(b"\n")).split()[1])
     os.kill(channel.pid, signal.SIGKILL)
-    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+    assert await output.loss() == "killed by signal 9 (SIGKILL)"
     await until_dead(grandchild)
 
 
 async def test_a_grandchild_that_escapes_with_the_pipe_does_not_hide_the_death(
-    heard: ChannelOutput, channels: list[ProcessChannel]
+    output: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
-    channel = await start(heard, channels, FORKS.format(escape="os.setsid()", then="os._exit(4)"))
-    grandchild = int((await heard.until(b"\n")).split()[1])
-    assert await heard.loss() == "exited with code 4"
+    channel = await start(output, channels, FORKS.format(escape="os.setsid()", then="os._exit(4)"))
+    grandchild = int((await output.until(b"\n")).split()[1])
+    assert await output.loss() == "exited with code 4"
     assert channel.returncode == 4
     await channel.aclose()
     await until_dead(grandchild)
@@ -389,33 +389,33 @@ async def test_a_grandchild_that_escapes_with_the_pipe_does_not_hide_the_death(
 
 async def test_a_hundred_killed_children_leave_no_zombie(others: set[int]) -> None:
     for _ in range(100):
-        heard = ChannelOutput()
+        received = ChannelOutput()
         channel = await ProcessChannel.spawn(
-            ["/bin/cat"], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost
+            ["/bin/cat"], env={}, cwd=None, on_bytes=received.on_bytes, on_lost=received.on_lost
         )
         channel.write(b"x\n")
         os.kill(channel.pid, signal.SIGKILL)
-        assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+        assert await received.loss() == "killed by signal 9 (SIGKILL)"
         await channel.aclose()
-        assert len(heard.losses) == 1
+        assert len(received.losses) == 1
     assert zombies(others) == []
 
 
-async def test_a_flood_on_stderr_is_read_and_forgotten(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
+async def test_a_flood_on_stderr_is_read_and_forgotten(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
     script = (
         "import os\nfor _ in range(64): os.write(2, b'x' * (1 << 20))\n"
         "os.write(2, 'the end \u20ac'.encode() + b'\\xff')\nos.write(1, b'done')\nos.read(0, 1)"
     )
-    channel = await start(heard, channels, script)
-    await heard.until(b"done")
+    channel = await start(output, channels, script)
+    await output.until(b"done")
     await channel.aclose(grace=30)
     assert channel.stderr_tail.endswith("the end \u20ac\ufffd")
     assert len(channel.stderr_tail) <= 64 * 1024
     assert len(channel._stderr) <= 128 * 1024
 
 
-async def test_a_child_sees_only_what_was_declared_for_it(
-    heard: ChannelOutput, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch
+async def test_a_child_has_only_declared_variables_and_descriptors(
+    output: ChannelOutput, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "hunter2")
     told_by = "sorted(os.environ.items()), sorted(os.listdir('/proc/self/fd'))"
@@ -423,46 +423,46 @@ async def test_a_child_sees_only_what_was_declared_for_it(
     inheritable = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(inheritable, True)
     try:
-        await start(heard, channels, listing, env={"TOKEN": "t", "PATH": "/nowhere"})
-        told = (await heard.until(b"\n")).decode()
+        await start(output, channels, listing, env={"TOKEN": "t", "PATH": "/nowhere"})
+        response = (await output.until(b"\n")).decode()
     finally:
         os.close(inheritable)
-    assert "hunter2" not in told
-    assert "('TOKEN', 't')" in told
-    assert "('PATH', '/nowhere')" in told
+    assert "hunter2" not in response
+    assert "('TOKEN', 't')" in response
+    assert "('PATH', '/nowhere')" in response
     # The fourth is the descriptor of the directory that is being listed.
-    assert told.strip().endswith("['0', '1', '2', '3']")
+    assert response.strip().endswith("['0', '1', '2', '3']")
 
 
-async def test_a_child_leads_its_own_session(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
-    channel = await start(heard, channels, CAT)
+async def test_a_child_leads_its_own_session(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
+    channel = await start(output, channels, CAT)
     assert os.getpgid(channel.pid) == os.getsid(channel.pid) == channel.pid
 
 
 async def test_a_child_starts_in_the_given_folder(
-    heard: ChannelOutput, channels: list[ProcessChannel], tmp_path: Path
+    output: ChannelOutput, channels: list[ProcessChannel], tmp_path: Path
 ) -> None:
     (tmp_path / "server").symlink_to("/bin/pwd")
     channel = await ProcessChannel.spawn(
-        ["./server"], env={}, cwd=str(tmp_path), on_bytes=heard.on_bytes, on_lost=heard.on_lost
+        ["./server"], env={}, cwd=str(tmp_path), on_bytes=output.on_bytes, on_lost=output.on_lost
     )
     channels.append(channel)
-    await heard.loss()
-    assert heard.output.decode().strip() == str(tmp_path)
+    await output.loss()
+    assert output.output.decode().strip() == str(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pwd -P", "./pwd -P"])
 async def test_a_program_may_have_blanks_in_its_name(
-    heard: ChannelOutput, channels: list[ProcessChannel], tmp_path: Path, name: str
+    output: ChannelOutput, channels: list[ProcessChannel], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "pwd -P").symlink_to("/bin/pwd")
     env = {"PATH": f"/bin:{tmp_path}"}
     channel = await ProcessChannel.spawn(
-        [name], env=env, cwd=str(tmp_path), on_bytes=heard.on_bytes, on_lost=heard.on_lost
+        [name], env=env, cwd=str(tmp_path), on_bytes=output.on_bytes, on_lost=output.on_lost
     )
     channels.append(channel)
-    await heard.loss()
-    assert heard.output.decode().strip() == str(tmp_path)
+    await output.loss()
+    assert output.output.decode().strip() == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -481,25 +481,25 @@ async def test_a_program_may_have_blanks_in_its_name(
     ],
 )
 async def test_a_command_that_cannot_be_started_is_reported_in_words(
-    heard: ChannelOutput, command: list[str], cwd: str | None, reason: str
+    output: ChannelOutput, command: list[str], cwd: str | None, reason: str
 ) -> None:
     with pytest.raises(SpawnFailed, match=reason) as caught:
         await ProcessChannel.spawn(
-            command, env={"PATH": "/bin"}, cwd=cwd, on_bytes=heard.on_bytes, on_lost=heard.on_lost
+            command, env={"PATH": "/bin"}, cwd=cwd, on_bytes=output.on_bytes, on_lost=output.on_lost
         )
     assert caught.value.command == (command[0] if command else "")
-    assert not heard.losses
+    assert not output.losses
 
 
-async def test_a_file_that_is_not_a_program_is_reported_in_words(heard: ChannelOutput, tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_program_is_reported_in_words(output: ChannelOutput, tmp_path: Path) -> None:
     file = tmp_path / "notes"
     file.write_text("hello")
     file.chmod(0o755)
     with pytest.raises(SpawnFailed, match="neither a program nor a script"):
-        await ProcessChannel.spawn([str(file)], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost)
+        await ProcessChannel.spawn([str(file)], env={}, cwd=None, on_bytes=output.on_bytes, on_lost=output.on_lost)
 
 
-def test_a_childs_environment_is_what_was_declared_and_little_else() -> None:
+def test_a_childs_environment_has_declared_variables_and_a_few_others() -> None:
     parent = {"PATH": "/bin", "HOME": "/h", "SECRET": "s", "SHELL": "() { evil; }", "LC_ALL": "C"}
     assert child_environment({"A": "1", "HOME": "/elsewhere"}, parent) == {
         "PATH": "/bin",
@@ -517,19 +517,19 @@ SHOWS = (
 """Tells its limits when it is asked to."""
 
 
-async def told(limits: ProcessLimits, *names: str) -> list[int]:
-    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+async def shown_limits(limits: ProcessLimits, *names: str) -> list[int]:
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     channel = await ProcessChannel.spawn(
         [sys.executable, "-c", SHOWS, *names],
         env={},
         cwd=None,
-        on_bytes=heard.set_result,
-        on_lost=lambda why: None if heard.done() else heard.set_exception(AssertionError(why)),
+        on_bytes=received.set_result,
+        on_lost=lambda why: None if received.done() else received.set_exception(AssertionError(why)),
         limits=limits,
     )
     try:
         channel.write(b"tell\n")
-        answer = await asyncio.wait_for(heard, 30)
+        answer = await asyncio.wait_for(received, 30)
         return [int(each) for each in answer.decode().strip("[]\n").split(",")]
     finally:
         await channel.aclose()
@@ -538,17 +538,17 @@ async def told(limits: ProcessLimits, *names: str) -> list[int]:
 async def test_a_child_is_held_to_its_limits() -> None:
     limits = ProcessLimits(memory_bytes=1 << 30, files=100, processes=50, cpu_seconds=60)
     names = ("AS", "NOFILE", "NPROC", "CPU", "CORE")
-    assert await told(limits, *names) == [1 << 30, 100, 50, 60, 0]
+    assert await shown_limits(limits, *names) == [1 << 30, 100, 50, 60, 0]
 
 
-async def test_without_any_it_has_what_the_hub_has_but_leaves_no_memory_behind() -> None:
+async def test_without_limits_a_child_has_the_hubs_own_but_dumps_no_core() -> None:
     own = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)]
-    assert await told(ProcessLimits(), "AS", "NOFILE", "CORE") == [*own, 0]
+    assert await shown_limits(ProcessLimits(), "AS", "NOFILE", "CORE") == [*own, 0]
 
 
 async def test_a_limit_above_the_hubs_own_is_the_hubs_own() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert await told(ProcessLimits(files=hard + 1), "NOFILE") == [hard]
+    assert await shown_limits(ProcessLimits(files=hard + 1), "NOFILE") == [hard]
 
 
 @pytest.mark.parametrize("bad", [{"files": 0}, {"memory_bytes": 1024}, {"cpu_seconds": -1}])
@@ -564,9 +564,7 @@ def test_a_child_that_has_ended_already_is_not_missed() -> None:
 
 
 @pytest.mark.parametrize("why", [errno.EPERM, errno.ENOSYS])
-def test_what_the_system_does_not_let_us_bind_is_refused_only_if_it_must_be_bound(
-    monkeypatch: pytest.MonkeyPatch, why: int
-) -> None:
+def test_a_forbidden_resource_limit_fails_only_if_it_is_configured(monkeypatch: pytest.MonkeyPatch, why: int) -> None:
     def not_allowed(*_: object) -> None:
         raise OSError(why, os.strerror(why))
 

@@ -1,4 +1,4 @@
-"""Whom a process has started: found below it, known by a mark, and ended with it."""
+"""Descendants of a process: found below it or by their mark, and ended with it."""
 
 from __future__ import annotations
 

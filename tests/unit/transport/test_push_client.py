@@ -45,7 +45,7 @@ async def carrying(
         yield peer, carried
 
 
-async def test_it_posts_what_it_is_given_and_hands_back_the_status(server: Server) -> None:
+async def test_the_push_client_posts_and_returns_the_status(server: Server) -> None:
     async with couriers() as courier:
         carried = asyncio.ensure_future(
             courier.post(f"{server.origin}/hook?a=b", {"x-token": "t"}, b"{}", is_trusted=True)
@@ -137,7 +137,7 @@ async def test_where_nothing_may_be_sent_nothing_is(url: str) -> None:
         assert await courier.post(url, {}, b"", is_trusted=True) == PushReceipt(reason=reason, is_refused=True)
 
 
-async def test_what_the_operator_listed_may_be_private_and_nothing_else(server: Server) -> None:
+async def test_only_addresses_listed_by_the_operator_may_be_private(server: Server) -> None:
     listed = f"{server.origin}/hook?a=b"
     async with couriers(is_allowed=lambda url: url == listed) as courier:
         assert await courier.refusal(listed, is_trusted=True) is None
@@ -152,11 +152,11 @@ async def test_what_the_operator_listed_may_be_private_and_nothing_else(server: 
 async def test_a_refused_private_address_names_the_setting_that_permits_it() -> None:
     setting = '[targets] allow = ["http://127.0.0.1:9000"]'
     async with couriers(is_allowed=lambda _: False) as courier:
-        told = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=True)
+        response = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=True)
         why = "127.0.0.1 may not be dialled: its address is loopback"
-        assert told == f"{why}; to permit it, the operator sets {setting}"
-        told = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=False) or ""
-        assert told.endswith(f"{setting}, and targets = true for the caller")
+        assert response == f"{why}; to permit it, the operator sets {setting}"
+        response = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=False) or ""
+        assert response.endswith(f"{setting}, and targets = true for the caller")
         assert "allow" not in (await courier.refusal("ftp://a.example/", is_trusted=True) or "")
 
 
@@ -180,7 +180,7 @@ async def test_a_name_without_an_address_may_have_one_later() -> None:
         assert (receipt.status, receipt.is_refused) == (None, False)
 
 
-async def test_what_would_break_out_of_its_line_is_not_sent(server: Server) -> None:
+async def test_header_values_with_line_breaks_are_not_sent(server: Server) -> None:
     async with couriers() as courier:
         receipt = await courier.post(f"{server.origin}/", {"x-token": "a\r\nx-evil: b"}, b"", is_trusted=True)
         assert receipt.is_refused
@@ -188,7 +188,7 @@ async def test_what_would_break_out_of_its_line_is_not_sent(server: Server) -> N
         assert server.accepted == 0
 
 
-async def test_what_is_remembered_of_origins_is_bounded() -> None:
+async def test_clients_kept_per_origin_are_bounded() -> None:
     async with couriers() as courier:
         for port in range(1, CLIENTS_MAX + 10):
             courier._client(HttpOrigin("http", "127.0.0.1", port), is_configured=True)

@@ -1,4 +1,4 @@
-"""A dialled WebSocket, against `websockets`' own server and against one whose every byte the test writes."""
+"""A dialled WebSocket, with `websockets`' own server and with one that the test scripts byte by byte."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def accepting(request: bytes, *lines: str) -> bytes:
     ).encode()
 
 
-def said(data: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> bytes:
+def server_frame(data: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> bytes:
     """A frame of a server."""
     return Frame(opcode, data, fin=fin).serialize(mask=False)
 
@@ -129,16 +129,16 @@ class Echo:
 
 @pytest_asyncio.fixture
 async def echo() -> AsyncIterator[tuple[Echo, HttpOrigin]]:
-    heard = Echo()
-    async with serve(heard.talk, "127.0.0.1", 0, subprotocols=[Subprotocol("mcp")], max_size=None) as server:
-        yield heard, HttpOrigin("ws", "127.0.0.1", next(iter(server.sockets)).getsockname()[1])
+    received = Echo()
+    async with serve(received.talk, "127.0.0.1", 0, subprotocols=[Subprotocol("mcp")], max_size=None) as server:
+        yield received, HttpOrigin("ws", "127.0.0.1", next(iter(server.sockets)).getsockname()[1])
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
 async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, HttpOrigin]) -> None:
-    heard, origin = echo
+    received, origin = echo
     ear = SocketRecorder()
     channel = await connect(origin, ear, headers={"Authorization": "Bearer secret"})
     assert channel.chosen == "mcp"
@@ -146,15 +146,15 @@ async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, Ht
         channel.write(channel.frame(text))
         assert await ear.message() == text
     await channel.aclose()
-    (request,) = heard.requests
+    (request,) = received.requests
     assert request.path == "/mcp?a=1"
     assert request.headers["Authorization"] == "Bearer secret"
     assert request.headers["Sec-WebSocket-Protocol"] == "mcp"
     assert "Sec-WebSocket-Extensions" not in request.headers
     async with asyncio.timeout(10):
-        while not heard.codes:  # noqa: ASYNC110 - the server ends by itself
+        while not received.codes:  # noqa: ASYNC110 - the server ends by itself
             await asyncio.sleep(0.001)
-    assert heard.codes == [1000]
+    assert received.codes == [1000]
     assert ear.reasons == []
 
 
@@ -190,7 +190,7 @@ async def test_an_address_that_may_not_be_dialled_is_not(server: Server) -> None
         (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", None, "Sec-WebSocket-Accept"),
     ],
 )
-async def test_what_is_no_websocket_says_what_it_is(
+async def test_a_failed_handshake_reports_the_answer(
     server: Server, answered: bytes, status: int | None, words: str
 ) -> None:
     dialling = asyncio.ensure_future(connect(socket_origin(server), ear := SocketRecorder()))
@@ -213,13 +213,11 @@ async def test_another_subprotocol_is_refused_and_none_is_not(server: Server) ->
         await dialling
 
 
-async def test_of_several_subprotocols_the_server_chooses_one_or_none(
-    echo: tuple[Echo, HttpOrigin], server: Server
-) -> None:
-    heard, origin = echo
+async def test_the_server_may_choose_one_of_several_subprotocols(echo: tuple[Echo, HttpOrigin], server: Server) -> None:
+    received, origin = echo
     endpoint = WebSocketAddress(origin, "/", ("other", "mcp"), LIMIT_BYTES)
     channel = await DialledSocket.connect(Egress(), endpoint, SocketRecorder(), is_configured=True, within=5.0)
-    assert (channel.chosen, heard.requests[0].headers["Sec-WebSocket-Protocol"]) == ("mcp", "other, mcp")
+    assert (channel.chosen, received.requests[0].headers["Sec-WebSocket-Protocol"]) == ("mcp", "other, mcp")
     await channel.aclose()
     channel, _ = await opened(server, SocketRecorder())
     assert channel.chosen is None
@@ -278,7 +276,7 @@ def test_websocket_addresses_are_distinguished_from_others() -> None:
 
 async def test_bytes_behind_the_handshake_are_received(server: Server) -> None:
     ear = SocketRecorder()
-    await opened(server, ear, said(b"at once"))
+    await opened(server, ear, server_frame(b"at once"))
     assert await ear.message() == b"at once"
 
 
@@ -286,11 +284,11 @@ async def test_a_message_in_pieces_is_received_whole_with_pings_in_between(serve
     ear = SocketRecorder()
     _, peer = await opened(server, ear)
     pieces = [
-        said(b"one ", fin=False),
-        said(b"hello", Opcode.PING),
-        said(b"", Opcode.CONT, fin=False),
-        said(b"two", Opcode.CONT),
-        said(b"\xff\xfe", Opcode.BINARY),
+        server_frame(b"one ", fin=False),
+        server_frame(b"hello", Opcode.PING),
+        server_frame(b"", Opcode.CONT, fin=False),
+        server_frame(b"two", Opcode.CONT),
+        server_frame(b"\xff\xfe", Opcode.BINARY),
     ]
     for at in range(len(stream := b"".join(pieces))):
         await peer.say(stream[at : at + 1])
@@ -303,17 +301,17 @@ async def test_a_message_in_pieces_is_received_whole_with_pings_in_between(serve
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (said(b"x" * (LIMIT_BYTES + 1)), f"over {LIMIT_BYTES} bytes"),
-        (said(b"x" * LIMIT_BYTES, fin=False) + said(b"x", Opcode.CONT), f"over {LIMIT_BYTES} bytes"),
+        (server_frame(b"x" * (LIMIT_BYTES + 1)), f"over {LIMIT_BYTES} bytes"),
+        (server_frame(b"x" * LIMIT_BYTES, fin=False) + server_frame(b"x", Opcode.CONT), f"over {LIMIT_BYTES} bytes"),
         (b"\x83\x00", "opcode"),
         (b"\xf1\x00", "reserved bits"),
-        (said(b"x", Opcode.CONT), "continuation"),
+        (server_frame(b"x", Opcode.CONT), "continuation"),
     ],
 )
-async def test_what_breaks_the_protocol_ends_it(server: Server, bad: bytes, words: str) -> None:
+async def test_a_protocol_violation_ends_the_connection(server: Server, bad: bytes, words: str) -> None:
     ear = SocketRecorder()
     _, peer = await opened(server, ear)
-    await peer.say(said(b"good") + bad + said(b"not heard"))
+    await peer.say(server_frame(b"good") + bad + server_frame(b"not heard"))
     assert words in await ear.reason()
     assert await ear.message() == b"good"
     assert ear.messages.empty()
@@ -327,7 +325,7 @@ async def test_what_breaks_the_protocol_ends_it(server: Server, bad: bytes, word
 async def test_a_close_frame_is_reported_with_its_reason(server: Server) -> None:
     ear = SocketRecorder()
     _, peer = await opened(server, ear)
-    await peer.say(said(struct.pack("!H", 1013) + b"come back", Opcode.CLOSE))
+    await peer.say(server_frame(struct.pack("!H", 1013) + b"come back", Opcode.CLOSE))
     assert await ear.reason() == "it closed the WebSocket with code 1013: 'come back'"
     assert (await read_frame(peer))[0] == Opcode.CLOSE
     await peer.rest()
@@ -348,7 +346,7 @@ async def test_a_connection_that_ends_is_reported_once(server: Server, *, is_res
     assert ear.left == {end: True}
 
 
-async def test_what_was_still_here_when_it_was_cut_has_not_left_and_does_not(server: Server) -> None:
+async def test_bytes_in_the_buffer_when_it_is_cut_are_not_sent(server: Server) -> None:
     ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     small = channel.write(channel.frame(b"{}"))
@@ -356,7 +354,7 @@ async def test_what_was_still_here_when_it_was_cut_has_not_left_and_does_not(ser
     large = channel.write(channel.frame(b"x" * 20_000_000))
     ear.offsets = [small, large]
     assert channel.buffered_bytes() > 0
-    await peer.say(said(b"", Opcode.CLOSE))
+    await peer.say(server_frame(b"", Opcode.CLOSE))
     await ear.reason()
     assert ear.left == {small: True, large: False}
     assert channel.write(b"more") == large + 4
@@ -382,7 +380,7 @@ async def test_a_silent_server_is_given_up_and_one_that_answers_pings_is_not(ser
     channel._tick()  # what the clock would do; waiting for a real one would race with it
     opcode, data = await read_frame(peer)
     assert opcode == Opcode.PING
-    await peer.say(said(data, Opcode.PONG) + said(b"and so on"))
+    await peer.say(server_frame(data, Opcode.PONG) + server_frame(b"and so on"))
     assert await ear.message() == b"and so on"
     channel._tick()
     assert (await read_frame(peer))[0] == Opcode.PING
@@ -403,7 +401,7 @@ async def test_a_server_that_pings_and_does_not_read_is_given_up(server: Server)
     ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     channel.write(channel.frame(b"x" * 20_000_000))
-    await peer.say(said(b"p" * 125, Opcode.PING) * 2000)
+    await peer.say(server_frame(b"p" * 125, Opcode.PING) * 2000)
     assert "pings without end" in await ear.reason()
 
 

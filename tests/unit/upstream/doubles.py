@@ -1,4 +1,4 @@
-"""What tests of links share: a hub with one caller on a link, and the words that servers say to it."""
+"""Shared by tests of links: a hub with one caller on a link, and messages of servers."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def text_of(listener: Listener) -> str:
 
 
 class Scene:
-    """A link under a hub's server queue, and everything that it told its owner, in order."""
+    """A link under a hub's server queue, and its callbacks to its owner, in order."""
 
     def __init__(self, link: BaseLink, limits: Limits | None = None) -> None:
-        self.told: list[str] = []
+        self.callbacks: list[str] = []
         self.logs: list[LogMessage] = []
         self._stage = Stage(tool("read"), tool("echo"), tool("pay"), tool("slow"), limits=limits)
         self.watch(link)
@@ -85,10 +85,10 @@ class Scene:
     def watch(self, link: BaseLink) -> None:
         """Put calls on this link from now on."""
         self.link = link
-        link.on_doubt = lambda: self.told.append("doubt")
-        link.on_lost = lambda reason: self.told.append(f"lost: {reason}")
-        link.on_changed = lambda topic: self.told.append(f"changed: {topic}")
-        link.on_updated = lambda uri: self.told.append(f"updated: {uri}")
+        link.on_doubt = lambda: self.callbacks.append("doubt")
+        link.on_lost = lambda reason: self.callbacks.append(f"lost: {reason}")
+        link.on_changed = lambda topic: self.callbacks.append(f"changed: {topic}")
+        link.on_updated = lambda uri: self.callbacks.append(f"updated: {uri}")
         link.on_log = self.logs.append
         self._stage.server_queue.attach(link)
 

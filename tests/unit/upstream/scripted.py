@@ -1,4 +1,4 @@
-"""A link to a server that does what the test says, and a hub that keeps such servers."""
+"""A scripted link to a server, and a hub that keeps such servers."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Kept:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not holds():  # noqa: ASYNC110 - pings and listings tell nobody
+            while not holds():  # noqa: ASYNC110 - pings and listings have no notification
                 await asyncio.sleep(0.001)
 
     async def aclose(self) -> None:

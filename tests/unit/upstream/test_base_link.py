@@ -1,4 +1,4 @@
-"""What links over one stream share: questions, subscriptions, what is held and what has left.
+"""Shared behaviour of links over one stream: questions, subscriptions, held and sent messages.
 
 The channel is a small double that remembers what was written and takes only as much as it is told to.
 """
@@ -36,12 +36,12 @@ class Pipe:
         self.room = room
         self.is_killed = False
         self.is_closed = False
-        self.heard = asyncio.Event()
+        self.was_written = asyncio.Event()
         """Set by whatever is written."""
 
     def write(self, data: bytes) -> int:
         self.written += data
-        self.heard.set()
+        self.was_written.set()
         return len(self.written)
 
     def has_left(self, offset: int) -> bool:
@@ -86,8 +86,8 @@ async def turn() -> None:
 def modern(pipe: Pipe) -> Line:
     line = Line(pipe)
     line.dialect = ModernDialect(ME)
-    told = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
-    line.capabilities = msgspec.convert(told, ServerCapabilities)
+    received = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
+    line.capabilities = msgspec.convert(received, ServerCapabilities)
     return line
 
 
@@ -117,7 +117,7 @@ async def test_with_too_much_unread_calls_wait_here_until_the_server_reads() -> 
     assert held.outcome is not None
 
 
-async def test_what_is_held_is_withdrawn_without_a_word_and_the_rest_in_words() -> None:
+async def test_held_calls_are_withdrawn_silently_and_sent_ones_are_cancelled() -> None:
     line = Line(pipe := Pipe())
     scene = Scene(line)
     first, listener = scene.start()
@@ -133,7 +133,7 @@ async def test_what_is_held_is_withdrawn_without_a_word_and_the_rest_in_words() 
     assert (listener.fault.executed, other.fault.executed) == ("unknown", "no")
 
 
-async def test_a_lost_link_notifies_its_owner_first_and_each_call_with_what_was_sent() -> None:
+async def test_a_lost_link_notifies_its_owner_first_and_then_each_call_with_executed() -> None:
     line = Line(pipe := Pipe())
     scene = Scene(line)
     whole = scene.start()[1]
@@ -142,9 +142,9 @@ async def test_a_lost_link_notifies_its_owner_first_and_each_call_with_what_was_
     cut = scene.start()[1]
     await turn()
     held = scene.start()[1]
-    line.on_lost = lambda _reason: scene.told.append(f"{len(whole.ends)} ended")
+    line.on_lost = lambda _reason: scene.callbacks.append(f"{len(whole.ends)} ended")
     line.broken()
-    assert scene.told == ["0 ended"]
+    assert scene.callbacks == ["0 ended"]
     faults = [listener.fault for listener in (whole, cut, held)]
     assert all(isinstance(fault, Lost) for fault in faults)
     assert [fault.executed for fault in faults] == ["unknown", "no", "no"]
@@ -152,7 +152,7 @@ async def test_a_lost_link_notifies_its_owner_first_and_each_call_with_what_was_
     assert b'"id":3' not in pipe.written
 
 
-async def test_what_was_written_to_a_server_that_lives_on_may_yet_be_read() -> None:
+async def test_bytes_written_to_a_living_server_may_still_be_read() -> None:
     line = Line(pipe := Pipe(room=0))
     scene = Scene(line)
     _, listener = scene.start()
@@ -175,7 +175,7 @@ async def test_a_servers_questions_are_answered_while_it_reads_the_answers() -> 
     assert len(pipe.written) < 2 * HOLD_ABOVE_BYTES
 
 
-async def test_what_is_asked_before_its_call_waits_for_it() -> None:
+async def test_a_question_before_its_call_waits_for_the_call() -> None:
     line = Line(pipe := Pipe())
     line.questions.client_caps = frozenset({"roots"})
     line.read(message(id=7, method="roots/list"))
@@ -183,7 +183,7 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     stage = Stage()
     stage.server_queue.attach(line)
     _, listener = stage.start(call(client_caps=line.questions.client_caps))
-    assert listener.asked == []  # whoever started it does not hold it yet, and could not let it wait
+    assert listener.asked == []  # its starter does not hold the call yet, and could not suspend it
     await turn()
     ((question, reply),) = listener.asked
     assert question.method == "roots/list"
@@ -195,7 +195,7 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     )
 
 
-async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_without_a_following_call_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "EARLY_SECONDS", 0.0)
     line = Line(pipe := Pipe())
     line.questions.client_caps = frozenset({"roots"})
@@ -216,7 +216,7 @@ OVER = {"jsonrpc": "2.0", "id": 7, "error": {"code": -32603, "message": "The cal
 
 
 class Spared(Listener):
-    """A caller that can be told to let a question be."""
+    """A caller that receives retractions of questions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,13 +235,13 @@ class Asking:
     def __init__(self) -> None:
         self.line = Line(Pipe())
         self.line.questions.client_caps = ABLE
-        self.heard = 0
+        self.questions_received = 0
         self.line.questions.on_question = self._listen_first
         self._stage = Stage()
         self._stage.server_queue.attach(self.line)
 
     def _listen_first(self) -> None:
-        self.heard += 1
+        self.questions_received += 1
 
     async def call(self, session: str = "") -> tuple[InFlight, Spared]:
         """A call that has gone."""
@@ -253,11 +253,11 @@ class Asking:
         return inflight, listener
 
     def said(self) -> list[dict[str, Any]]:
-        """What the server was told since this was last asked."""
+        """The messages that the server received since the last look."""
         return self.line.pipe.said()
 
     def is_refused(self) -> bool:
-        """Whether the question was just answered, by nobody."""
+        """Whether the question was just refused by the hub."""
         (refusal,) = self.said()
         return (refusal["id"], refusal["error"]["message"]) == (7, UNSURE.message)
 
@@ -268,11 +268,15 @@ async def test_a_question_among_calls_without_a_conversation_reaches_none_and_is
     asking.line.read(ASKS)
     assert asking.is_refused()
     assert [listener.asked for _, listener in calls] == [[], []]
-    assert (asking.heard, asking.line.questions.has_asked, asking.line.questions.abandoned_session) == (1, True, None)
+    assert (asking.questions_received, asking.line.questions.has_asked, asking.line.questions.abandoned_session) == (
+        1,
+        True,
+        None,
+    )
 
 
 class Sent(Spared):
-    """A caller that is told when its user is done elsewhere."""
+    """A caller that is notified when its user is done on another page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +319,7 @@ async def test_a_question_goes_to_the_only_call_and_to_the_latest_of_a_conversat
         listeners = [(await asking.call(session))[1] for _ in range(calls)]
         asking.line.read(ASKS)
         assert [len(listener.asked) for listener in listeners] == [0] * (calls - 1) + [1]
-        assert asking.heard == 1
+        assert asking.questions_received == 1
 
 
 @pytest.mark.parametrize(("session", "is_asked"), [("", False), ("one", True), ("two", False)])
@@ -336,7 +340,7 @@ async def test_a_call_that_never_left_cannot_be_asked_about() -> None:
     assert asking.line.questions.abandoned_session is None
 
 
-async def test_a_question_about_what_is_over_does_not_wait_for_the_next_program() -> None:
+async def test_a_question_about_an_ended_call_does_not_wait_for_the_next_program() -> None:
     asking = Asking()
     asking.line.questions.can_wait = False
     asking.line.read(ASKS)
@@ -388,7 +392,7 @@ async def test_a_question_that_is_taken_back_needs_no_answer_and_gets_none() -> 
 
 
 @pytest.mark.parametrize("named", [{}, {"requestId": 8}, {"requestId": "7"}, {"requestId": None}, {"requestId": [7]}])
-async def test_what_takes_nothing_back_changes_nothing(named: dict[str, Any]) -> None:
+async def test_a_cancellation_of_an_unknown_question_changes_nothing(named: dict[str, Any]) -> None:
     asking = Asking()
     _, listener = await asking.call()
     asking.line.read(ASKS)
@@ -419,8 +423,8 @@ async def test_a_server_that_got_a_cancel_gets_no_answer_about_that_call() -> No
     inflight, listener = await asking.call()
     asking.line.read(ASKS)
     inflight.cancel("enough")
-    (told,) = asking.said()
-    assert told["method"] == "notifications/cancelled"
+    (received,) = asking.said()
+    assert received["method"] == "notifications/cancelled"
     assert (listener.retracted, asking.line.questions._open) == ([listener.asked[0][1]], {})
 
 
@@ -474,7 +478,7 @@ def refused(id: int) -> bytes:
 
 
 def watched(said: dict[str, Any]) -> list[str]:
-    """What a request to tell names."""
+    """The resources that a subscription names."""
     assert said["method"] == "subscriptions/listen"
     names: list[str] = said["params"]["notifications"].get("resourceSubscriptions", [])
     return names
@@ -532,7 +536,7 @@ async def test_refused_subscriptions_leave_the_one_that_works_alone() -> None:
     assert [said["params"]["requestId"] for said in pipe.said()] == [1]
 
 
-async def test_a_refused_subscription_is_reported_without_what_was_sent_to_the_server() -> None:
+async def test_a_refused_subscription_is_reported_without_credentials() -> None:
     line = modern(Pipe())
     line.redact = lambda text: text.replace("unknown", "***")
     refusing = asyncio.ensure_future(line.subscribe("file:///bad"))
@@ -543,7 +547,7 @@ async def test_a_refused_subscription_is_reported_without_what_was_sent_to_the_s
         await refusing
 
 
-async def test_what_an_acknowledgement_leaves_out_is_refused() -> None:
+async def test_resources_missing_from_an_acknowledgement_are_refused() -> None:
     line = modern(pipe := Pipe())
     good, bad = (asyncio.ensure_future(line.subscribe(f"file:///{name}")) for name in ("good", "bad"))
     await turn()
@@ -573,7 +577,7 @@ async def test_a_subscriber_waits_for_the_acknowledgement_or_the_end() -> None:
         await again
 
 
-async def test_what_is_subscribed_to_together_is_asked_for_at_once() -> None:
+async def test_simultaneous_subscriptions_are_one_request() -> None:
     line = modern(pipe := Pipe())
     subscribing = asyncio.gather(*(line.subscribe(f"file:///{n}") for n in range(100)))
     await turn()
@@ -597,7 +601,7 @@ async def test_a_subscription_that_the_server_ends_is_asked_for_again_and_is_a_g
     line.read(acknowledged(1))
     line.read(message(id=1, result={}))
     async with asyncio.timeout(10):
-        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe tells nobody
+        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe has no notification
             await asyncio.sleep(0.001)
     assert gaps == []
     line.read(acknowledged(2))
@@ -615,11 +619,11 @@ async def test_one_that_ends_in_an_error_is_asked_for_again_if_it_was_acknowledg
     await turn()
     if is_acknowledged:
         line.read(acknowledged(1))
-    pipe.heard.clear()
+    pipe.was_written.clear()
     line.read(refused(1))
     if is_acknowledged:
         async with asyncio.timeout(10):
-            await pipe.heard.wait()
+            await pipe.was_written.wait()
     await turn()
     assert len(pipe.said()) == (2 if is_acknowledged else 1)
 
@@ -634,7 +638,7 @@ async def test_a_subscription_that_the_server_ends_before_any_event_is_requested
     await turn()
     line.read(message(id=1, result={}))
     async with asyncio.timeout(10):
-        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe tells nobody
+        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe has no notification
             await asyncio.sleep(0.001)
         assert [watched(said) for said in pipe.said()] == [["file:///a"]] * 2
         line.read(acknowledged(2))

@@ -1,4 +1,4 @@
-"""What a server was shown is taken out of what it says went wrong, and nothing else is changed."""
+"""Credentials shown to a server are removed from its error messages, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def hidden(payload: bytes, shortest: int = 0) -> bytes:
 
 @pytest.mark.parametrize("is_ascii", [True, False])
 def test_a_secret_is_found_however_it_is_written(*, is_ascii: bool) -> None:
-    told = {"a": [f"Bearer {SECRET}!", {"b": SECRET}], SECRET: 1, "n": 1}
-    text = json.dumps(told, ensure_ascii=is_ascii).replace("/", r"\/").encode()
+    received = {"a": [f"Bearer {SECRET}!", {"b": SECRET}], SECRET: 1, "n": 1}
+    text = json.dumps(received, ensure_ascii=is_ascii).replace("/", r"\/").encode()
     assert json.loads(hidden(text)) == {"a": ["Bearer ***!", {"b": "***"}], "***": 1, "n": 1}
 
 
 def test_a_secret_is_found_within_the_name_of_a_member_and_a_word_is_not() -> None:
-    told = {f"https://s.example/?token={SECRET}": 404, "the text of a long name": 1}
-    assert json.loads(hidden(json.dumps(told).encode())) == {
+    received = {f"https://s.example/?token={SECRET}": 404, "the text of a long name": 1}
+    assert json.loads(hidden(json.dumps(received).encode())) == {
         "https://s.example/?token=***": 404,
         "the text of a long name": 1,
     }
@@ -69,7 +69,7 @@ def test_an_error_is_reported_without_it() -> None:
     assert redact_error(ErrorReply(None, -1, "no", None), redact) == ErrorReply(None, -1, "no", None)
 
 
-def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
+def test_a_result_with_a_secret_that_takes_too_long_to_redact_is_left_out() -> None:
     crowd = [b'"x\\n"'] * (STRINGS_MAX + 1)
     harmless = msgspec.Raw(b"[" + b",".join(crowd) + b"]")
     telling = msgspec.Raw(b"[" + b",".join([*crowd, b'"a text"']) + b"]")
@@ -82,7 +82,7 @@ def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
 
 
 @given(some.recursive(some.text() | some.integers() | some.booleans(), lambda each: some.lists(each, max_size=4)))
-def test_what_holds_no_secret_is_not_changed(value: object) -> None:
+def test_text_without_a_secret_is_not_changed(value: object) -> None:
     text = json.dumps(value).encode()
     assert bytes(redact_json(msgspec.Raw(text), lambda said: said.replace("a-secret-0123456789", "***"))) == text
 

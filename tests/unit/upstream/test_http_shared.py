@@ -1,4 +1,4 @@
-"""What replies over HTTP say of themselves."""
+"""Properties of replies over HTTP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_challenge_says_where_to_log_in(challenge: str) -> None:
         f'Bearer resource_metadata="https://{"a" * URL_LENGTH_MAX}"',
     ],
 )
-def test_what_is_no_address_of_a_page_is_none(challenge: str) -> None:
+def test_a_challenge_without_a_valid_url_has_no_login_url(challenge: str) -> None:
     assert login_url(401, {"www-authenticate": challenge}) is None
 
 
@@ -98,7 +98,7 @@ def test_elsewhere_it_is_not_and_both_places_are_named(reference: str) -> None:
 @pytest.mark.parametrize(
     "reference", ["javascript:alert(1)", "/a b", "/a\r\nb", "https://u:p@tools.example/x", "https://[::1", "/a\\b"]
 )
-def test_what_is_no_address_is_refused(reference: str) -> None:
+def test_an_invalid_address_is_refused(reference: str) -> None:
     with pytest.raises(ConnectFailed, match="no address"):
         same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to")
 
@@ -250,7 +250,7 @@ async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: py
     await background.aclose()
 
 
-async def test_an_answer_that_provably_did_not_leave_is_sent_once_more_and_no_more() -> None:
+async def test_an_unsent_answer_is_sent_again_once() -> None:
     class Counting(HttpClient):
         """A client that remembers what it was given."""
 
@@ -272,7 +272,7 @@ async def test_an_answer_that_provably_did_not_leave_is_sent_once_more_and_no_mo
 
 
 class Writing:
-    """A link that writes a call's headers and does no more."""
+    """A link that only writes a call's headers."""
 
     def __init__(self, *names: str) -> None:
         self._headers = CallerHeaders(names)
@@ -296,7 +296,7 @@ def sent(headers: dict[str, str], *names: str) -> tuple[bytes | None, Listener]:
     return lines, listener
 
 
-async def test_only_what_the_server_receives_is_written_in_the_operators_spelling() -> None:
+async def test_only_configured_headers_are_sent_in_the_operators_spelling() -> None:
     lines, listener = sent({"x-user-id": "ann", "Authorization": "Bearer t", "X-Other": "1"}, "X-User-Id", "X-Absent")
     assert lines == b"X-User-Id: ann\r\n"
     assert not listener.ends
@@ -312,7 +312,7 @@ async def test_latin_letters_are_written_as_http_has_them() -> None:
 
 
 @pytest.mark.parametrize("value", ["ann\r\nX-Admin: yes", "a\nb", "a\rb", "a\0b", "アン", "\ud800"])
-async def test_what_no_header_can_say_ends_the_call_before_anything_is_sent(value: str) -> None:
+async def test_an_invalid_header_value_ends_the_call_before_anything_is_sent(value: str) -> None:
     lines, listener = sent({"X-User-Id": value}, "X-User-Id")
     assert lines is None
     (fault,) = listener.ends
@@ -322,7 +322,7 @@ async def test_what_no_header_can_say_ends_the_call_before_anything_is_sent(valu
     assert value not in fault.message
 
 
-async def test_what_is_not_sent_may_say_anything() -> None:
+async def test_unsent_headers_may_have_any_value() -> None:
     lines, listener = sent({"X-Secret": "a\r\nb"}, "X-User-Id")
     assert lines == b""
     assert not listener.ends

@@ -1,4 +1,4 @@
-"""Links for single callers and calls: nobody's is another's, nothing is sent too early, and nothing is left."""
+"""Links for single callers and calls: never shared, nothing sent too early, and nothing leaked."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Pooled:
     async def until_quiet(self) -> None:
         """Wait until no link is being made or closed."""
         async with asyncio.timeout(SECONDS):
-            while len(self.background):  # noqa: ASYNC110 - background tasks notify nobody
+            while len(self.background):  # noqa: ASYNC110 - background tasks have no notification
                 await asyncio.sleep(0)
 
     def carrier_of(self, inflight: InFlight) -> Scripted:
@@ -123,7 +123,7 @@ async def test_every_call_can_have_a_link_of_its_own_which_ends_with_it() -> Non
     assert pooled.is_empty()
 
 
-async def test_what_a_link_logs_goes_where_all_of_it_goes(pooled: Pooled) -> None:
+async def test_log_lines_of_a_pooled_link_reach_the_common_log(pooled: Pooled) -> None:
     link = pooled.carrier_of(await pooled.sent())
     line = LogMessage("info", {"data": raw("x")})
     link.on_log(line)
@@ -198,13 +198,13 @@ async def test_a_long_reason_is_cut_after_its_secrets_are_gone(pooled: Pooled) -
     pooled.refusal = ConnectFailed(f"{'x' * (REASON_LENGTH_MAX - 4)} hunter22 {'y' * 10_000}")
     _, listener = pooled.start()
     await pooled.until_quiet()
-    told = f"{'x' * (REASON_LENGTH_MAX - 4)} ***"
+    received = f"{'x' * (REASON_LENGTH_MAX - 4)} ***"
     assert isinstance(listener.fault, NotConnected)
-    assert listener.fault.why == told
+    assert listener.fault.why == received
     with pytest.raises(NotConnected) as refused:
         async with pooled.pool.borrowed(ANYONE, ABLE):
             pass
-    assert refused.value.why == told
+    assert refused.value.why == received
 
 
 async def test_a_defect_while_a_link_is_made_costs_only_its_waiters(pooled: Pooled) -> None:
@@ -596,17 +596,17 @@ async def test_a_full_pool_lends_nothing() -> None:
 
 
 async def test_a_change_on_a_link_counts_for_the_callers_of_that_link(pooled: Pooled) -> None:
-    heard: list[tuple[ClientCapabilities, str]] = []
+    received: list[tuple[ClientCapabilities, str]] = []
     renewed: list[BaseLink] = []
-    pooled.pool.on_changed = lambda client_caps, topic: heard.append((client_caps, topic))
+    pooled.pool.on_changed = lambda client_caps, topic: received.append((client_caps, topic))
     pooled.pool.on_renewed = renewed.append
     await pooled.sent()
     pooled.links[0].on_changed("tools")
     async with pooled.pool.borrowed(OTHER, ABLE):
         pooled.links[1].on_changed("prompts")
         pooled.links[1].on_renewed()
-    assert heard[0] == (NO_CAPABILITIES, "tools")
-    assert heard[1:] == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
+    assert received[0] == (NO_CAPABILITIES, "tools")
+    assert received[1:] == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
     assert renewed == [pooled.links[1]]
 
 
@@ -852,9 +852,7 @@ async def test_a_link_whose_server_may_ask_about_a_cancelled_call_serves_no_othe
 
 
 @pytest.mark.parametrize("session", ["", "one"])
-async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still_lists(
-    asking: Pooled, session: str
-) -> None:
+async def test_a_link_with_an_unanswered_question_takes_no_calls_and_still_lists(asking: Pooled, session: str) -> None:
     async with asking.pool.borrowed(ANYONE, ROOTS):
         pass
     asking.links[0].questions.on_question()
@@ -865,7 +863,7 @@ async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still
     assert not asking.links[0].is_closed
 
 
-async def test_a_conversation_keeps_its_link_though_something_was_asked_in_vain_between_its_calls(
+async def test_a_conversation_keeps_its_link_after_an_unanswered_question_between_calls(
     asking: Pooled,
 ) -> None:
     asked = msgspec.structs.replace(call(client_caps=ROOTS), session="one")
@@ -945,12 +943,12 @@ PAGE, OTHER_PAGE = "file:///page", "file:///other"
 
 
 class Followed(Pooled):
-    """A pool of a server of which callers follow resources, and what they were told."""
+    """A pool of a server with followed resources, and the notifications of the followers."""
 
     def __init__(self, isolation: str = "shared", max_calls: int = 64) -> None:
         super().__init__(isolation, max_calls)
         self.pool.differs_by_client = self.pool.is_duplex = True
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.common = Scripted()
         self.kind: type[Scripted] = Scripted
         self.subscriptions = self.stage.hub.subscriptions
@@ -962,7 +960,10 @@ class Followed(Pooled):
 
     async def follow(self, session: str = "a", uri: str = PAGE, caller: Caller = ANYONE) -> Subscriber:
         follower = Subscriber(caller, ABLE, session)
-        assert await self.subscriptions.add((NAME, uri), lambda: self.told.append(f"{session} {uri}"), follower) is None
+        assert (
+            await self.subscriptions.add((NAME, uri), lambda: self.notified.append(f"{session} {uri}"), follower)
+            is None
+        )
         return follower
 
     async def called(self, session: str = "a", caller: Caller = ANYONE) -> Scripted:
@@ -988,7 +989,7 @@ def subscribed(link: Scripted) -> list[str]:
     return [params["uri"] for method, params in link.asked if method == "resources/subscribe"]
 
 
-async def test_a_new_link_is_asked_for_what_its_conversation_follows_before_a_call_is_sent(followed: Followed) -> None:
+async def test_a_new_link_subscribes_for_its_conversation_before_a_call_is_sent(followed: Followed) -> None:
     await followed.follow("a")
     await followed.follow("b", OTHER_PAGE)
     sent: list[int] = []
@@ -1004,10 +1005,10 @@ async def test_a_new_link_is_asked_for_what_its_conversation_follows_before_a_ca
     assert (subscribed(link), sent) == ([PAGE], [0])
     link.on_updated(PAGE)
     link.on_updated(OTHER_PAGE)
-    assert followed.told == [f"a {PAGE}"]
+    assert followed.notified == [f"a {PAGE}"]
 
 
-async def test_what_is_followed_while_a_link_is_asked_is_asked_for_too(followed: Followed) -> None:
+async def test_a_subscription_added_while_a_link_subscribes_is_requested_too(followed: Followed) -> None:
     await followed.follow("a")
 
     class Slow(Scripted):
@@ -1033,7 +1034,7 @@ async def test_a_server_that_does_not_answer_a_subscriber_delays_a_call_only_for
     followed.kind = Mute
     link = await followed.called("a")
     followed.subscriptions.updated(NAME, PAGE)  # it does not tell: the common one still does
-    assert (len(link.sent), followed.told) == (1, [f"a {PAGE}"])
+    assert (len(link.sent), followed.notified) == (1, [f"a {PAGE}"])
 
 
 async def test_a_link_that_was_made_to_list_is_asked_before_it_is_a_conversations(followed: Followed) -> None:
@@ -1057,18 +1058,18 @@ async def test_a_link_for_lists_follows_nothing_until_a_caller_uses_it(followed:
     await followed.called("")
     assert (len(followed.links), subscribed(followed.links[0])) == (1, [PAGE])
     followed.links[0].on_updated(PAGE)
-    assert followed.told == [f" {PAGE}"]
+    assert followed.notified == [f" {PAGE}"]
 
 
 async def test_a_subscriber_on_a_lost_link_is_notified_once_and_the_next_one_is_asked(followed: Followed) -> None:
     await followed.follow("a")
     await followed.follow("b")
     (await followed.called("a")).die("crashed")
-    assert followed.told == [f"a {PAGE}"]
+    assert followed.notified == [f"a {PAGE}"]
     followed.subscriptions.updated(NAME, PAGE)  # until there is another, the common one tells
-    assert followed.told == [f"a {PAGE}", f"a {PAGE}", f"b {PAGE}"]
+    assert followed.notified == [f"a {PAGE}", f"a {PAGE}", f"b {PAGE}"]
     again = await followed.called("a")
-    assert (subscribed(again), len(followed.told)) == ([PAGE], 3)
+    assert (subscribed(again), len(followed.notified)) == ([PAGE], 3)
 
 
 async def test_a_link_that_is_lost_while_it_is_asked_ends_its_calls_and_does_not_stay(followed: Followed) -> None:
@@ -1112,8 +1113,10 @@ async def test_a_link_on_which_something_is_followed_is_not_idle(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
-    told: list[str] = []
-    await followed.subscriptions.add((NAME, PAGE), (tell := lambda: told.append(PAGE)), Subscriber(ANYONE, ABLE, "a"))
+    received: list[str] = []
+    await followed.subscriptions.add(
+        (NAME, PAGE), (tell := lambda: received.append(PAGE)), Subscriber(ANYONE, ABLE, "a")
+    )
     link = await followed.called("a")
     await later(0.01)
     assert not link.is_closed
@@ -1121,7 +1124,7 @@ async def test_a_link_on_which_something_is_followed_is_not_idle(
     assert link.asked[-1] == ("resources/unsubscribe", {"uri": PAGE})
     await later(0.01)
     await followed.until_quiet()
-    assert (link.is_closed, len(followed.pool), told) == (True, 0, [])
+    assert (link.is_closed, len(followed.pool), received) == (True, 0, [])
 
 
 async def test_links_without_subscriptions_make_room_and_others_notify_when_they_are_back() -> None:
@@ -1133,11 +1136,11 @@ async def test_links_without_subscriptions_make_room_and_others_notify_when_they
     await followed.follow("c")
     await followed.called("d")  # now there is no other
     await followed.until_quiet()
-    assert (a.is_closed, c.is_closed, followed.told) == (True, False, [])
+    assert (a.is_closed, c.is_closed, followed.notified) == (True, False, [])
     again = await followed.called("a")
-    assert (subscribed(again), followed.told) == ([PAGE], [f"a {PAGE}"])
+    assert (subscribed(again), followed.notified) == ([PAGE], [f"a {PAGE}"])
     await followed.called("a")
-    assert followed.told == [f"a {PAGE}"]
+    assert followed.notified == [f"a {PAGE}"]
     await followed.pool.aclose()
 
 
@@ -1159,7 +1162,7 @@ async def test_a_server_that_forgot_a_session_is_asked_again_and_its_followers_l
     link = await followed.called("a")
     link.on_renewed()
     await followed.until_quiet()
-    assert (subscribed(link), followed.told) == ([PAGE] * 2, [f"a {PAGE}"])
+    assert (subscribed(link), followed.notified) == ([PAGE] * 2, [f"a {PAGE}"])
 
 
 @pytest.mark.parametrize(
@@ -1195,7 +1198,7 @@ async def test_a_subscriber_without_a_conversation_gets_updates_from_all_links_o
     assert [subscribed(link) for link in followed.links] == [[PAGE], [PAGE]]
     for link in followed.links:
         link.on_updated(PAGE)
-    assert followed.told == [f" {PAGE}"] * 2
+    assert followed.notified == [f" {PAGE}"] * 2
     for inflight in (one, two):
         inflight.finish(DONE)
 
@@ -1208,7 +1211,7 @@ async def test_a_subscriber_on_an_unused_link_is_notified_once_to_look(followed:
     followed.links[0].questions.abandoned_session = ""
     inflight.finish(DONE)
     await followed.until_quiet()
-    assert (followed.links[0].is_closed, followed.told) == (True, [f" {PAGE}"])
+    assert (followed.links[0].is_closed, followed.notified) == (True, [f" {PAGE}"])
 
 
 def pooled_call(followed: Followed) -> InFlight:
@@ -1229,7 +1232,7 @@ async def test_where_a_call_is_answered_is_its_own_links_to_say(pooled: Pooled) 
 
 
 async def test_a_callers_link_is_listened_to_where_its_server_may_notify_of_tasks(pooled: Pooled) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     class Telling(Scripted):
         def __init__(self) -> None:
@@ -1237,7 +1240,7 @@ async def test_a_callers_link_is_listened_to_where_its_server_may_notify_of_task
             self.can = frozenset({"tools", "tasks"})
 
         def listen(self) -> None:
-            heard.append("listens")
+            received.append("listens")
 
     async def connect(_profile: ClientCapabilities, _subject: Subject | None) -> BaseLink:
         pooled.links.append(Telling())
@@ -1245,7 +1248,7 @@ async def test_a_callers_link_is_listened_to_where_its_server_may_notify_of_task
 
     pooled.pool._connect = connect
     await pooled.sent()
-    assert heard == ["listens"]
+    assert received == ["listens"]
 
 
 # -- credentials of single callers ----------------------------------------------------------------------------------
@@ -1270,7 +1273,7 @@ async def test_a_caller_with_credentials_of_its_own_has_a_link_of_its_own(isolat
     await pooled.background.aclose()
 
 
-async def test_what_is_listed_to_many_is_never_read_in_one_callers_name() -> None:
+async def test_shared_lists_are_never_read_with_one_callers_credentials() -> None:
     pooled = await own_pool(OWN)
     pooled.pool.differs_by_client = True
     await pooled.sent(OTHER, ABLE)
@@ -1387,7 +1390,7 @@ async def test_a_task_whose_link_is_lost_before_its_call_is_sent_has_another(poo
     await pooled.sent()
     beginning = asyncio.ensure_future(engine.begin(NewTask(ANYONE, "talk", "1.0", (), call=call())))
     async with asyncio.timeout(SECONDS):
-        while not journal.waiting:  # noqa: ASYNC110 - a journal tells nobody
+        while not journal.waiting:  # noqa: ASYNC110 - a journal has no notification
             await asyncio.sleep(0)
     pooled.links[0].die("gone")
     journal.let_go()

@@ -59,10 +59,10 @@ class Lister:
     async def ask(self, method: str, params: bytes) -> msgspec.Raw:
         cursor = json.loads(params).get("cursor")
         self.asked.append((method, cursor))
-        told = self._answer(method, cursor)
-        if isinstance(told, Exception):
-            raise told
-        return msgspec.Raw(told if isinstance(told, bytes) else json.dumps(told).encode())
+        received = self._answer(method, cursor)
+        if isinstance(received, Exception):
+            raise received
+        return msgspec.Raw(received if isinstance(received, bytes) else json.dumps(received).encode())
 
 
 def page(*names: str, cursor: str | None = None, **more: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def names(listing: Listing) -> list[str]:
 # -- pages ---------------------------------------------------------------------------------------------------------
 
 
-async def test_pages_are_read_until_there_are_no_more() -> None:
+async def test_all_pages_are_read() -> None:
     lister = Lister(numbered(2, 3))
     listing = await tools_of(lister)
     assert names(listing) == ["t0", "t1", "t2", "t3", "t4", "t5"]
@@ -170,7 +170,7 @@ async def test_an_empty_cursor_is_the_end() -> None:
 # -- entries -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_listed_twice_is_used_once_and_said() -> None:
+async def test_a_duplicate_entry_is_used_once_and_noted() -> None:
     pages = {None: page("a", "b", cursor="2"), "2": page("b", "c")}
     listing = await tools_of(Lister(lambda _method, cursor: pages[cursor]))
     assert names(listing) == ["a", "b", "c"]
@@ -179,8 +179,8 @@ async def test_what_is_listed_twice_is_used_once_and_said() -> None:
 
 async def test_a_description_that_is_too_large_costs_only_its_tool() -> None:
     big = {"name": "big", "description": "x" * 2000}
-    told = {"tools": [big, {"name": "small"}]}
-    listing = await tools_of(Lister(lambda _method, _cursor: told, schema_bytes=1024))
+    received = {"tools": [big, {"name": "small"}]}
+    listing = await tools_of(Lister(lambda _method, _cursor: received, schema_bytes=1024))
     assert names(listing) == ["small"]
     assert listing.all_notes() == ("'big' left out: its description is over 1024 bytes",)
 
@@ -195,10 +195,10 @@ async def test_a_list_of_nonsense_is_reported_within_a_bound() -> None:
     assert len(listing.all_notes()) == NOTES_MAX
 
 
-@pytest.mark.parametrize("told", [{}, [], {"tools": {}}, {"tools": "x"}, b"7", {"tools": [], "nextCursor": 7}])
-async def test_what_is_no_list_is_refused(told: object) -> None:
+@pytest.mark.parametrize("received", [{}, [], {"tools": {}}, {"tools": "x"}, b"7", {"tools": [], "nextCursor": 7}])
+async def test_an_invalid_list_is_refused(received: object) -> None:
     with pytest.raises(BadReply, match="tools/list returned an invalid result"):
-        await tools_of(Lister(lambda _method, _cursor: told))
+        await tools_of(Lister(lambda _method, _cursor: received))
 
 
 # -- topics --------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ async def test_reading_one_topic_leaves_the_others_as_they_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("received", "seconds"),
     [
         ([None], None),
         ([5000], 5.0),
@@ -263,16 +263,16 @@ async def test_reading_one_topic_leaves_the_others_as_they_are_known() -> None:
         ([0, 5000], None),
     ],
 )
-async def test_a_list_holds_as_long_as_its_briefest_page(told: list[int | None], seconds: float | None) -> None:
+async def test_a_list_holds_as_long_as_its_briefest_page(received: list[int | None], seconds: float | None) -> None:
     def answer(_method: str, cursor: str | None) -> Any:
         number = int(cursor or 0)
-        more = {} if told[number] is None else {"ttlMs": told[number]}
-        return page(f"t{number}", cursor=str(number + 1) if number + 1 < len(told) else None, **more)
+        more = {} if received[number] is None else {"ttlMs": received[number]}
+        return page(f"t{number}", cursor=str(number + 1) if number + 1 < len(received) else None, **more)
 
     assert (await tools_of(Lister(answer))).ttl_seconds.get("tools") == seconds
 
 
-async def test_what_two_listings_have_in_common_is_kept_once() -> None:
+async def test_equal_entries_of_two_listings_are_shared() -> None:
     base = await tools_of(Lister(lambda *_: page("a", "b")))
     same = await tools_of(Lister(lambda *_: page("a", "b")))
     more = await tools_of(Lister(lambda *_: page("b", "c", "a")))
@@ -282,7 +282,7 @@ async def test_what_two_listings_have_in_common_is_kept_once() -> None:
     assert (shared.tools[0] is base.tools[1], shared.tools[2] is base.tools[0]) == (True, True)
 
 
-def test_what_is_fresh_is_not_read() -> None:
+def test_a_fresh_list_is_not_read_again() -> None:
     schedule = RelistSchedule()
     assert not schedule
     assert schedule.wait(5.0) is None
@@ -339,7 +339,7 @@ def test_a_change_that_another_node_found_is_read_at_once_and_then_once_a_second
     assert schedule.take(6.25) == {"tools": True}
 
 
-def test_only_what_was_announced_here_is_told_to_others() -> None:
+def test_only_lists_announced_at_this_node_are_announced_to_others() -> None:
     schedule = RelistSchedule()
     schedule.announce_elsewhere(["tools", "prompts"], 5.0)
     schedule.announce(["prompts"])
@@ -472,7 +472,7 @@ async def test_files_are_the_owners_and_outlast_the_hub(tmp_path: Path) -> None:
     assert await ServerListFiles(tmp_path / "state").read("a") == b"two"
 
 
-async def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
+async def test_folders_links_and_long_files_are_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "lists"
     folder.mkdir()
     (folder / "folder.json").mkdir()

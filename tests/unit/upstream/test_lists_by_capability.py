@@ -1,4 +1,4 @@
-"""What a server lists to callers that it can ask something: found out once, kept apart, and for few kinds of them."""
+"""Lists for callers with elicitation: read once, kept apart, and for few capability sets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_caller_with_the_common_list_shares_the_view(kept: Kept) -> None
     assert kept.hub.snapshot.view(ANYONE.grants, EVERYTHING, ABLE) is kept.hub.snapshot.view(ANYONE.grants, EVERYTHING)
 
 
-async def test_what_everybody_is_listed_is_kept_once(kept: Kept) -> None:
+async def test_entries_common_to_all_lists_are_shared(kept: Kept) -> None:
     generous(kept, is_modern=True)
     await kept.ready()
     await listed(kept)
@@ -182,7 +182,7 @@ async def test_one_callers_capabilities_crowd_out_no_others(kept: Kept, monkeypa
     assert set(kept.server_status.variants) == {many[1], many[2], frozenset({"roots"})}
 
 
-async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_profile(
+async def test_an_unannounced_change_rereads_the_lists_of_all_profiles(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RECENT_SECONDS", -1.0)
@@ -212,7 +212,7 @@ async def test_a_caller_that_lists_while_a_server_starts_learns_when_it_is_there
     await kept.until(lambda: ABLE in kept.server_status.variants)
 
 
-async def test_what_a_profile_was_listed_outlasts_a_lost_link_and_is_read_again(kept: Kept) -> None:
+async def test_a_profiles_list_outlasts_a_lost_link_and_is_read_again(kept: Kept) -> None:
     generous(kept, is_modern=True)
     link = await kept.ready()
     await listed(kept)
@@ -266,7 +266,7 @@ async def test_the_first_change_after_the_first_listing_is_looked_at_at_once_and
     assert link.profiled == [{"tools", "prompts", "resources"}, {"tools"}, {"prompts"}]
 
 
-async def test_what_was_announced_again_is_read_once_it_has_rested(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_announcements_are_read_once_they_pause(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paces, "RELIST_SECONDS", 0.01)
     generous(kept, is_modern=False)
     await kept.ready()
@@ -277,7 +277,7 @@ async def test_what_was_announced_again_is_read_once_it_has_rested(kept: Kept, m
         await kept.until(lambda size=size: len(link.profiled) == size)  # type: ignore[misc]
 
 
-async def test_other_nodes_hear_of_a_change_for_some_callers_and_those_wait_for_it_there(kept: Kept) -> None:
+async def test_other_nodes_are_notified_of_a_change_for_some_callers_and_read_it_again(kept: Kept) -> None:
     generous(kept, is_modern=False)
     changes: list[tuple[str, ...]] = []
     kept.supervisor.on_lists_changed = lambda _server, topics: changes.append(tuple(topics))

@@ -1,4 +1,4 @@
-"""Plain JSON-RPC servers, over real sockets: what is sent, and what each answer means for a call."""
+"""Plain JSON-RPC servers, over real sockets: the requests, and the outcome of each answer."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_a_null_result_beside_an_error_is_an_error(scene: Scene) -> None:
         ("500 Oops", answer(result=1)),
     ],
 )
-async def test_what_is_no_answer_leaves_open_whether_it_ran(scene: Scene, status: str, body: bytes) -> None:
+async def test_an_invalid_answer_leaves_executed_unknown(scene: Scene, status: str, body: bytes) -> None:
     fault = (await scene.answered(status, body)).fault
     assert isinstance(fault, BadReply)
     assert fault.executed == "unknown"
@@ -261,7 +261,7 @@ async def test_a_call_given_up_on_its_way_closes_its_connection(scene: Scene) ->
     assert await peer.rest() == b""
 
 
-async def test_closing_the_link_ends_what_is_on_it(scene: Scene) -> None:
+async def test_closing_the_link_ends_its_calls(scene: Scene) -> None:
     _, listener = scene.start()
     peer = await scene.server.accept()
     await peer.request()
@@ -386,7 +386,7 @@ async def test_a_server_that_has_listed_before_and_refuses_now_keeps_its_list(sc
 
 
 @pytest.mark.parametrize("result", [7, {}, {"tools": 7}, {"result": "ok"}, "add"])
-async def test_a_list_that_is_none_is_refused(scene: Scene, result: Any) -> None:
+async def test_an_invalid_list_is_refused(scene: Scene, result: Any) -> None:
     link = scene.dial()
     with pytest.raises(BadReply, match=r"tools/list returned an invalid result"):
         await listed(scene, link, answer(result=result))
@@ -431,12 +431,12 @@ class PlainScene:
         """Answer the next request; its head, and what it said."""
         peer = await self.server.accept()
         head, _, body = (await peer.request()).partition(b"\r\n\r\n")
-        told = json.loads(body)
+        response = json.loads(body)
         status, body = members.pop("status", 200), members.pop("body", None)
-        reply = json.dumps({"jsonrpc": "2.0", "id": told["id"], **members}).encode() if body is None else body
+        reply = json.dumps({"jsonrpc": "2.0", "id": response["id"], **members}).encode() if body is None else body
         line = b"HTTP/1.1 %d Said\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (status, len(reply))
         await peer.say(line + reply)
-        return head, told
+        return head, response
 
 
 @pytest_asyncio.fixture
@@ -452,8 +452,8 @@ async def plain_scene() -> AsyncIterator[PlainScene]:
 @pytest.mark.parametrize("members", [{"result": {"tools": []}}, {"error": {"code": -32601, "message": "no"}}])
 async def test_any_server_that_answers_in_json_rpc_speaks_it(plain_scene: PlainScene, members: dict[str, Any]) -> None:
     greeting = asyncio.ensure_future(plain_scene.link.handshake("auto"))
-    _, told = await plain_scene.answer(**members)
-    assert told["method"] == "tools/list"
+    _, received = await plain_scene.answer(**members)
+    assert received["method"] == "tools/list"
     await greeting
     listing = await plain_scene.link.list_features()
     assert (listing.tools, listing.is_unlisted) == ((), True)
@@ -491,8 +491,8 @@ async def test_a_caller_s_own_id_is_the_one_on_the_wire(plain_scene: PlainScene,
     _, listener = plain_scene.stage.start(
         msgspec.structs.replace(call("files.pay", {}), request_id=msgspec.Raw(id.encode()))
     )
-    _, told = await plain_scene.answer(result=1)
-    assert told["id"] == json.loads(id)
+    _, received = await plain_scene.answer(result=1)
+    assert received["id"] == json.loads(id)
     assert isinstance(await ended(listener), Result)
 
 
@@ -501,9 +501,9 @@ async def test_an_id_that_may_not_come_back_is_replaced(plain_scene: PlainScene,
     _, listener = plain_scene.stage.start(
         msgspec.structs.replace(call("files.pay", {}), request_id=msgspec.Raw(id.encode()))
     )
-    _, told = await plain_scene.answer(result=1)
-    assert told["id"] != json.loads(id)
-    assert told["id"] > OWN_IDS
+    _, received = await plain_scene.answer(result=1)
+    assert received["id"] != json.loads(id)
+    assert received["id"] > OWN_IDS
     assert isinstance(await ended(listener), Result)
 
 
@@ -528,8 +528,8 @@ async def test_a_method_goes_out_as_its_caller_named_it_and_comes_back_as_it_is(
     plain_scene: PlainScene, value: Any, *, is_error: bool
 ) -> None:
     _, listener = plain_scene.stage.start(call("files.tools/jump", {"b": 1, "a": 2}))
-    head, told = await plain_scene.answer(result=value)
-    assert (told["method"], list(told["params"].items())) == ("tools/jump", [("b", 1), ("a", 2)])
+    head, received = await plain_scene.answer(result=value)
+    assert (received["method"], list(received["params"].items())) == ("tools/jump", [("b", 1), ("a", 2)])
     assert b"x-token: secret" in head.lower()
     outcome = await ended(listener)
     assert isinstance(outcome, Result)
@@ -544,8 +544,8 @@ async def ended(listener: Listener) -> object:
 
 async def test_its_error_is_the_caller_s(plain_scene: PlainScene) -> None:
     _, listener = plain_scene.stage.start(call("files.pay", {}))
-    _, told = await plain_scene.answer(error={"code": -32050, "message": "closed"})
-    assert told["params"] == {}
+    _, received = await plain_scene.answer(error={"code": -32050, "message": "closed"})
+    assert received["params"] == {}
     outcome = await ended(listener)
     assert isinstance(outcome, ServerError)
     assert outcome.code == -32050

@@ -1,4 +1,4 @@
-"""Users that a question sent elsewhere: their caller, and nobody else, is told once that they are done there."""
+"""Users that a question sent to another page: their caller alone is notified, once, when they are done there."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.unit.core.doubles import DONE, Listener, Stage, call, raw
 
 
 class Sent(Listener):
-    """A caller that can be told, while its call runs and later."""
+    """A caller that can be notified, while its call runs and later."""
 
-    def __init__(self, told: list[str], *, is_reached: bool = True) -> None:
+    def __init__(self, received: list[str], *, is_reached: bool = True) -> None:
         super().__init__()
-        self._told = told
+        self._told = received
         self._is_reached = is_reached
 
     def done(self, id: msgspec.Raw) -> None:
         self._told.append(f"now {bytes(id).decode()}")
 
     def done_later(self) -> Callable[[msgspec.Raw], None] | None:
-        told = self._told
-        return (lambda id: told.append(f"later {bytes(id).decode()}")) if self._is_reached else None
+        received = self._told
+        return (lambda id: received.append(f"later {bytes(id).decode()}")) if self._is_reached else None
 
 
 def started(exchange: Listener) -> InFlight:
@@ -36,27 +36,27 @@ def started(exchange: Listener) -> InFlight:
 
 
 async def test_a_caller_is_notified_once_while_its_call_runs() -> None:
-    told, elsewhere = list[str](), UrlElicitations()
-    inflight = started(Sent(told))
+    received, elsewhere = list[str](), UrlElicitations()
+    inflight = started(Sent(received))
     elsewhere.sent(raw("e1"), inflight)
     for id in ("e2", "e1", "e1"):
         elsewhere.done(raw(id))
-    assert told == ['now "e1"']
+    assert received == ['now "e1"']
 
 
-@pytest.mark.parametrize(("is_reached", "heard"), [(True, ['later "e1"']), (False, [])])
-async def test_after_its_call_a_caller_is_notified_beside_its_calls(*, is_reached: bool, heard: list[str]) -> None:
-    told, elsewhere = list[str](), UrlElicitations()
-    inflight = started(Sent(told, is_reached=is_reached))
+@pytest.mark.parametrize(("is_reached", "notified"), [(True, ['later "e1"']), (False, [])])
+async def test_after_its_call_a_caller_is_notified_beside_its_calls(*, is_reached: bool, notified: list[str]) -> None:
+    received, elsewhere = list[str](), UrlElicitations()
+    inflight = started(Sent(received, is_reached=is_reached))
     elsewhere.sent(raw("e1"), inflight)
     inflight.finish(DONE)
     elsewhere.done(raw("e1"))
-    assert told == heard
+    assert received == notified
 
 
 async def test_a_call_that_is_over_is_not_kept() -> None:
-    told, elsewhere = list[str](), UrlElicitations()
-    inflight = started(Sent(told))
+    received, elsewhere = list[str](), UrlElicitations()
+    inflight = started(Sent(received))
     elsewhere.sent(raw("e1"), inflight)
     inflight.finish(DONE)
     seen = weakref.ref(inflight)
@@ -64,7 +64,7 @@ async def test_a_call_that_is_over_is_not_kept() -> None:
     gc.collect()
     assert seen() is None
     elsewhere.done(raw("e1"))
-    assert told == ['later "e1"']
+    assert received == ['later "e1"']
 
 
 async def test_a_caller_without_notifications_gets_none() -> None:
@@ -89,10 +89,10 @@ async def test_an_exchange_that_breaks_affects_no_other() -> None:
 
 async def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ELICITATIONS_MAX", 2)
-    told, elsewhere = list[str](), UrlElicitations()
-    inflight = started(Sent(told))
+    received, elsewhere = list[str](), UrlElicitations()
+    inflight = started(Sent(received))
     for id in ("x" * module.ELICITATION_ID_LENGTH_MAX, "e1", "e2", "e3"):
         elsewhere.sent(raw(id), inflight)
     for id in ("x" * module.ELICITATION_ID_LENGTH_MAX, "e1", "e2", "e3"):
         elsewhere.done(raw(id))
-    assert told == ['now "e2"', 'now "e3"']
+    assert received == ['now "e2"', 'now "e3"']

@@ -218,9 +218,7 @@ async def test_lists_hold_as_long_as_their_server_says_and_others_a_minute(
 
 
 @pytest.mark.parametrize("refusal", [BadReply(NAME, "nonsense"), ServerError(NAME, -32603, "broken")])
-async def test_a_list_that_cannot_be_given_now_costs_neither_the_link_nor_what_was_known(
-    kept: Kept, refusal: BadReply | ServerError
-) -> None:
+async def test_a_failed_list_keeps_the_link_and_the_known_tools(kept: Kept, refusal: BadReply | ServerError) -> None:
     link = await kept.ready()
     link.list_refusal = refusal
     link.on_changed("tools")
@@ -373,7 +371,7 @@ async def test_the_next_carrier_is_tried_when_a_server_does_not_speak_the_first_
     assert {made.by for made in kept.links[2:]} == {"sse"}
 
 
-async def test_a_carrier_that_does_not_work_any_more_is_forgotten(kept: Kept) -> None:
+async def test_a_remembered_transport_that_fails_is_forgotten(kept: Kept) -> None:
     kept.prepare = speaks("sse")
     link = await kept.ready(reach=ADDRESS)
     kept.prepare = speaks("http")
@@ -382,7 +380,7 @@ async def test_a_carrier_that_does_not_work_any_more_is_forgotten(kept: Kept) ->
     assert [made.by for made in kept.links] == ["http", "sse", "sse", "http"]
 
 
-async def test_a_server_that_speaks_no_carrier_says_what_each_said(kept: Kept) -> None:
+async def test_a_server_without_a_working_transport_reports_the_error_of_each(kept: Kept) -> None:
     kept.prepare = speaks()
     kept.keep(reach=ADDRESS)
     await kept.until(lambda: kept.server_status.state == "retrying")
@@ -532,7 +530,7 @@ async def test_a_server_that_answers_in_no_known_way_is_reported_with_all_answer
     assert kept.server_status.reason == "it does not speak http; it does not speak sse; it does not speak rpc"
 
 
-async def test_what_cannot_even_be_dialled_by_a_carrier_is_tried_by_the_next(kept: Kept) -> None:
+async def test_the_next_transport_is_tried_if_one_cannot_connect(kept: Kept) -> None:
     kept.refusal = WrongCarrier("no")
     kept.keep(reach=ADDRESS)
     await kept.until(lambda: kept.server_status.state == "retrying")
@@ -593,7 +591,7 @@ async def test_a_server_without_logging_gets_no_level(kept: Kept, *, is_modern: 
     assert link.asked == []
 
 
-async def test_what_is_followed_is_asked_for_again_after_a_loss_and_a_refusal_is_no_harm(kept: Kept) -> None:
+async def test_subscriptions_are_renewed_after_a_loss_and_a_refusal_is_harmless(kept: Kept) -> None:
     def earlier(link: Scripted) -> None:
         link.is_modern = False
 
@@ -614,23 +612,23 @@ async def test_what_is_followed_is_asked_for_again_after_a_loss_and_a_refusal_is
 
 async def test_an_update_is_notified_and_drops_the_cached_result(kept: Kept) -> None:
     link = await kept.ready()
-    told: list[str] = []
-    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    received: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told"))
     forgotten: list[tuple[str, str | None]] = []
     kept.hub.result_cache.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
     link.on_updated("file:///x")
-    assert (told, forgotten) == (["told"], [(NAME, "file:///x")])
+    assert (received, forgotten) == (["told"], [(NAME, "file:///x")])
 
 
 async def test_a_line_that_is_no_callers_is_the_operators_without_secrets_and_not_for_ever(kept: Kept) -> None:
     link = await kept.ready()
     for number in range(450):
         link.on_log(LogMessage("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
-    heard = kept.hub.server_queues[NAME].log_lines
-    assert len(heard) == LOG_LINES_MAX
-    assert heard[-1].level == "error"
-    assert heard[-1].text.startswith('"449 *** xxx')
-    assert len(heard[-1].text) == 500
+    received = kept.hub.server_queues[NAME].log_lines
+    assert len(received) == LOG_LINES_MAX
+    assert received[-1].level == "error"
+    assert received[-1].text.startswith('"449 *** xxx')
+    assert len(received[-1].text) == 500
 
 
 # -- links that are not shared -------------------------------------------------------------------------------------
@@ -714,65 +712,66 @@ async def test_links_of_callers_are_closed_with_the_server(kept: Kept) -> None:
 
 async def test_after_a_loss_followers_of_a_resource_are_notified_once(kept: Kept) -> None:
     link = await kept.ready()
-    told: list[str] = []
+    received: list[str] = []
     for uri in ("file:///x", "file:///x/y"):
-        assert await kept.hub.subscriptions.add((NAME, uri), lambda uri=uri: told.append(uri)) is None  # type: ignore[misc]
-    assert told == []
+        assert await kept.hub.subscriptions.add((NAME, uri), lambda uri=uri: received.append(uri)) is None  # type: ignore[misc]
+    assert received == []
     link.die("gone")
-    await kept.until(lambda: len(kept.links) == 2 and len(told) == 2)
-    assert sorted(told) == ["file:///x", "file:///x/y"]
+    await kept.until(lambda: len(kept.links) == 2 and len(received) == 2)
+    assert sorted(received) == ["file:///x", "file:///x/y"]
     assert kept.links[1]._modern_subscriptions.wanted == {"file:///x", "file:///x/y"}
 
 
 async def test_a_server_that_forgot_subscriptions_is_asked_again_and_followers_are_notified_once(kept: Kept) -> None:
     kept.prepare = lambda link: setattr(link, "is_modern", False)
     link = await kept.ready()
-    told: list[str] = []
-    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    received: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told"))
     link.on_renewed()
-    await kept.until(lambda: told == ["told"])
+    await kept.until(lambda: received == ["told"])
     assert [method for method, _ in link.asked] == ["resources/subscribe"] * 2
 
 
 async def test_a_caller_with_its_own_link_gets_updates_while_the_reconnector_has_none(kept: Kept) -> None:
     common = await kept.ready(isolation="caller")
-    told: list[str] = []
+    received: list[str] = []
     assert (
-        await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Subscriber(ANYONE)) is None
+        await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told"), Subscriber(ANYONE))
+        is None
     )
     inflight, _ = kept.start()
     await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
     assert kept.links[1]._modern_subscriptions.wanted == {"file:///x"}
     common.on_updated("file:///x")
-    assert told == []
+    assert received == []
     kept.refuse("away")
     common.die("gone")
     kept.links[1].on_updated("file:///x")
-    assert told == ["told"]
+    assert received == ["told"]
     finish(inflight)
 
 
 async def test_after_a_change_of_the_server_followers_get_updates_from_the_new_links(kept: Kept) -> None:
     await kept.ready(isolation="shared")
-    told: list[str] = []
-    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Subscriber(ANYONE))
+    received: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told"), Subscriber(ANYONE))
     kept.supervisor.change(settings(isolation="caller"))
-    await kept.until(lambda: told == ["told"])  # what it knew may be out of date
+    await kept.until(lambda: received == ["told"])  # what it knew may be out of date
     inflight, _ = kept.start()
     await kept.until(lambda: len(kept.links) == 3 and kept.links[2].sent == [inflight])
     kept.links[2].on_updated("file:///x")
     kept.links[1].on_updated("file:///x")
-    assert told == ["told"] * 2
+    assert received == ["told"] * 2
     finish(inflight)
 
 
 async def test_after_a_gap_everything_is_read_and_followers_are_notified_once(kept: Kept) -> None:
     link = await kept.ready()
-    told: list[str] = []
-    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    received: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told"))
     link.names.append("write")
     link.on_gap()
-    assert told == ["told"]
+    assert received == ["told"]
     await kept.until(lambda: len(kept.server_status.tools) == 2)
     assert link.listings[1] == {"tools", "prompts", "resources"}
 

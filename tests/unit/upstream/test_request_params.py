@@ -1,4 +1,4 @@
-"""How requests are written in each era: from what was authorised, with what must travel and nothing else."""
+"""Requests in each era are written from the authorised call, with the required members and no others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_prompt_without_arguments_is_asked_for_without() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tool", "prompt", "resource", "uri_argument"])
-def test_what_the_hub_does_not_know_travels_beside(kind: Kind) -> None:
+def test_unknown_members_are_forwarded(kind: Kind) -> None:
     asked = msgspec.structs.replace(call(kind=kind), extra={"context": raw({"n": 1})}, meta={"trace": raw("t")})
     assert written(LEGACY, asked)["context"] == {"n": 1}
     assert written(LEGACY, asked)["_meta"] == {"trace": "t"}
@@ -68,7 +68,7 @@ def test_only_a_modern_server_gets_the_log_level_with_the_call() -> None:
     assert written(MODERN, asked)["_meta"] == {**ENVELOPE, KEY + "logLevel": "warning"}
 
 
-def test_other_requests_carry_what_their_era_wants() -> None:
+def test_other_requests_have_the_members_of_their_era() -> None:
     assert json.loads(LEGACY.params()) == {}
     assert json.loads(LEGACY.params({"uri": raw("x")})) == {"uri": "x"}
     assert json.loads(MODERN.params({"uri": raw("x")})) == {"uri": "x", "_meta": ENVELOPE}
@@ -86,7 +86,7 @@ def test_the_version_is_the_one_agreed_on() -> None:
 def test_a_list_is_requested_with_the_client_capabilities_of_its_callers() -> None:
     client_caps = frozenset({"elicitation", "elicitation.url", "roots"})
     asked = json.loads(MODERN.params({"cursor": raw("c")}, client_caps))
-    told: dict[str, Any] = {"elicitation": {"url": {}}, "roots": {}}
-    assert asked == {"cursor": "c", "_meta": {**ENVELOPE, KEY + "clientCapabilities": told}}
+    received: dict[str, Any] = {"elicitation": {"url": {}}, "roots": {}}
+    assert asked == {"cursor": "c", "_meta": {**ENVELOPE, KEY + "clientCapabilities": received}}
     assert json.loads(MODERN.params({})) == {"_meta": ENVELOPE}
     assert json.loads(LEGACY.params({"cursor": raw("c")}, client_caps)) == {"cursor": "c"}

@@ -1,4 +1,4 @@
-"""What an answer, an error or a loss on the wire means for who waits."""
+"""Outcomes of an answer, an error or a lost connection for waiting calls."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_long_result_ends_the_call_in_another_turn(
 
 
 @pytest.mark.parametrize("payload", [7, [], "done", None, {"isError": "yes"}, {"resultType": 7}])
-async def test_what_is_no_result_is_no_answer(payload: object) -> None:
+async def test_an_invalid_result_is_a_bad_reply(payload: object) -> None:
     _, listener, waiter = await waiting()
     waiter.result(raw(payload))
     assert isinstance(listener.fault, BadReply)
@@ -157,7 +157,7 @@ def asked_by(
     ("method", "word"),
     [("elicitation/create", "elicitation"), ("sampling/createMessage", "sampling"), ("roots/list", "roots")],
 )
-async def test_a_caller_is_asked_what_it_said_it_can_answer_and_nothing_else(method: str, word: str) -> None:
+async def test_a_caller_is_asked_only_questions_of_its_capabilities(method: str, word: str) -> None:
     question, answers = Question(method, raw({})), list[Reply]()
     able, waiter = asked_by(frozenset({word}))
     waiter.ask(question, answers.append)
@@ -261,7 +261,7 @@ async def test_a_question_among_calls_of_several_callers_is_dropped() -> None:
         ([""], "one", False),
     ],
 )
-async def test_a_question_reaches_one_program_for_certain_or_none(
+async def test_a_question_goes_to_a_call_only_if_its_caller_is_certain(
     sessions: list[str], abandoned_session: str | None, *, is_sure: bool
 ) -> None:
     waiters = waiters_of(*sessions)
@@ -282,9 +282,7 @@ TASKS_OWN = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
         (Question("sampling/createMessage", raw({})), False),
     ],
 )
-async def test_what_a_server_asks_on_a_shared_stream_may_outlast_the_call_it_came_with(
-    question: Question, *, lasts: bool
-) -> None:
+async def test_a_question_on_a_shared_stream_may_outlast_its_call(question: Question, *, lasts: bool) -> None:
     inflight, listener = Stage().start(call(client_caps=frozenset({"roots", "elicitation", "sampling"})))
     answers = list[Reply]()
     whose = lone_call([CallWaiter(inflight)])
@@ -412,7 +410,7 @@ async def test_a_line_that_names_no_call_is_the_latest_of_the_only_caller() -> N
     assert (first.events, latest.events) == ([], [LINE])
 
 
-async def test_a_log_line_without_a_call_is_dropped_where_several_callers_have_calls_or_none() -> None:
+async def test_a_log_line_without_a_call_is_dropped_unless_one_caller_has_calls() -> None:
     stage = Stage()
     (one, first), (two, second) = stage.start(), stage.start(call(caller=OTHER))
     assert not log_alone(LINE, [CallWaiter(one), CallWaiter(two)])
@@ -452,13 +450,13 @@ async def test_a_request_of_the_hub_in_a_callers_name_gets_no_questions_and_even
     assert whose.inflight is own
 
 
-async def test_progress_that_may_relate_to_a_task_says_whose() -> None:
+async def test_progress_that_may_belong_to_a_task_names_its_server() -> None:
     _, listener, waiter = await waiting()
     waiter.progress({"progressToken": raw(1), "progress": raw(1), "_meta": raw({})})
     assert listener.events == [Progress({"progress": raw(1), "_meta": raw({})}, SERVER)]
 
 
-async def test_a_method_ends_in_whatever_object_its_server_gives() -> None:
+async def test_a_methods_result_may_be_any_object() -> None:
     odd = raw({"isError": "odd", "resultType": "input_required", "x": [1]})
     for payload, is_result in ((odd, True), (raw([1]), False)):
         stage = Stage()
@@ -568,7 +566,7 @@ async def test_a_declined_question_ends_the_call_and_the_other_answers_are_dropp
 
 
 @pytest.mark.parametrize("client_caps", [frozenset[str](), frozenset({"roots"}), frozenset({"elicitation.form"})])
-async def test_a_caller_is_not_asked_what_it_never_said_it_can_answer(client_caps: frozenset[str]) -> None:
+async def test_a_caller_is_not_asked_beyond_its_capabilities(client_caps: frozenset[str]) -> None:
     asked = Asked(client_caps)
     asked.require("s", name=FORM)
     assert asked.listener.asked == []
@@ -653,11 +651,11 @@ async def test_a_link_without_a_place_notes_a_task_that_cannot_be_notified() -> 
 
 
 @pytest.mark.parametrize("result", [{"content": []}, {"task": {"taskId": "t"}}, {"task": 1}, {"task": {"status": "x"}}])
-async def test_what_names_no_task_is_no_task(result: object) -> None:
+async def test_a_result_without_a_task_creates_no_task(result: object) -> None:
     assert answer(staged(), ASKING, result) == []
 
 
-async def test_what_is_answered_about_a_task_is_noted() -> None:
+async def test_task_states_in_answers_are_recorded() -> None:
     stage = staged()
     answer(stage, ASKING, {"task": STATE})
     (task,) = answer(stage, about("t"), {**STATE, "status": "input_required"})
@@ -696,35 +694,35 @@ async def test_progress_that_comes_after_the_answer_is_its_requests(carriage: ob
     assert len(exchange.later) == reports
 
 
-# -- what links are told -------------------------------------------------------------------------------------------
+# -- notifications of links -------------------------------------------------------------------------------------------
 
 
 async def test_a_link_passes_on_how_a_task_stands_and_where_that_was_said() -> None:
-    link, heard = Scripted(), list[tuple[ServerName, LinkSession, ServerTaskState]]()
-    link.on_task = lambda server, place, state: heard.append((server, place, state))
+    link, received = Scripted(), list[tuple[ServerName, LinkSession, ServerTaskState]]()
+    link.on_task = lambda server, place, state: received.append((server, place, state))
     link.on_notification(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
     link.on_notification(STATUS_NOTIFICATION, {"taskId": raw("t")})
-    ((server, place, state),) = heard
+    ((server, place, state),) = received
     assert (server, place, state.id, state.status) == (NAME, link.place, "t", "working")
     assert (link.place.is_process, link.place.is_lost) == (False, False)
 
 
 async def test_unrequested_notifications_of_a_modern_server_are_ignored() -> None:
-    link, heard = Scripted(), list[str]()
+    link, received = Scripted(), list[str]()
     link.dialect = ModernDialect(Implementation("isthmus", "1"))
-    link.on_task = lambda _server, _place, state: heard.append(state.id)
+    link.on_task = lambda _server, _place, state: received.append(state.id)
     link.on_notification(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
-    assert heard == []
+    assert received == []
 
 
 async def test_a_link_passes_on_progress_without_a_waiter() -> None:
-    link, heard = Scripted(), list[tuple[LinkSession, int, Progress]]()
-    link.on_progress = lambda place, request, event: heard.append((place, request, event()))
+    link, received = Scripted(), list[tuple[LinkSession, int, Progress]]()
+    link.on_progress = lambda place, request, event: received.append((place, request, event()))
     link.on_notification(PROGRESS, {"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})
-    assert heard == [(link.place, 7, Progress({"progress": raw(1), "_meta": raw({})}, NAME))]
+    assert received == [(link.place, 7, Progress({"progress": raw(1), "_meta": raw({})}, NAME))]
 
 
-async def test_what_the_hub_gave_up_asking_by_itself_asks_nothing_later() -> None:
+async def test_a_request_that_the_hub_abandoned_asks_nothing_later() -> None:
     class Glance(Listener, HubExchange):
         """What the hub asks in a caller's name."""
 

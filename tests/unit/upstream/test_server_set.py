@@ -1,4 +1,4 @@
-"""Servers come, change and go: nobody waits for it, no call is lost, and nothing is left behind."""
+"""Servers come, change and go: no call waits for it or is lost, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_disabled_server_is_known_and_not_started(kept: Kept) -> None:
 # -- changing ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_needs_no_new_link_is_taken_in_place(kept: Kept) -> None:
+async def test_settings_that_need_no_new_link_apply_in_place(kept: Kept) -> None:
     link = await kept.ready()
     running, _ = kept.start()
     server_queue = kept.hub.server_queues[NAME]
@@ -93,7 +93,7 @@ async def test_calls_on_the_old_link_count_until_they_end(kept: Kept) -> None:
     assert kept.hub.running() == 0
 
 
-async def test_what_waits_in_the_old_queue_is_answered_by_the_old_server(kept: Kept) -> None:
+async def test_queued_calls_of_the_old_server_are_answered_by_it(kept: Kept) -> None:
     old = await kept.ready(max_calls=1)
     running, _ = kept.start()
     waiting, _ = kept.start()
@@ -134,9 +134,7 @@ async def test_a_server_that_is_changed_again_before_it_was_ready_is_never_shown
     await kept.until(lambda: kept.supervisor.reconnectors[NAME].settings.reach == StdioSettings("third"))
     await kept.until(lambda: first.is_closed and old.is_closed)
     opened.set()
-    await kept.until(
-        lambda: len(kept.background) == 1
-    )  # the reconnector, and nobody who still waits for the one given up
+    await kept.until(lambda: len(kept.background) == 1)  # the reconnector, and no waiter for the abandoned link
     assert [offered.name for offered in kept.server_status.tools] == ["read"]
 
 
@@ -160,7 +158,7 @@ async def test_a_server_can_be_disabled_and_enabled_again(kept: Kept) -> None:
     assert len(kept.links) == 2
 
 
-async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
+async def test_cached_results_of_the_old_server_are_not_reused(kept: Kept) -> None:
     rules = ToolRules(cached=("read",))
     await kept.ready(rules=rules)
     finish(kept.start()[0])
@@ -172,17 +170,17 @@ async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
     finish(again)
 
 
-async def test_what_callers_follow_is_asked_of_the_new_link(kept: Kept) -> None:
+async def test_subscriptions_move_to_the_new_link(kept: Kept) -> None:
     old = await kept.ready()
-    told: list[str] = []
-    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told")) is None
+    received: list[str] = []
+    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told")) is None
     kept.supervisor.change(settings(OTHER))
     await kept.until(lambda: old.is_closed)
     new = kept.links[1]
     await kept.until(lambda: "file:///x" in new._modern_subscriptions.wanted)
-    await kept.until(lambda: told == ["told"])  # it may have changed while the servers did
+    await kept.until(lambda: received == ["told"])  # it may have changed while the servers did
     new.on_updated("file:///x")
-    assert told == ["told", "told"]
+    assert received == ["told", "told"]
 
 
 async def test_an_heir_asks_for_nothing_before_it_takes_over(kept: Kept) -> None:

@@ -1,4 +1,4 @@
-"""Settings of servers refuse what could not be started or dialled, and keep secrets to themselves."""
+"""Settings of servers refuse entries that cannot be started or dialled, and hide secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link over HTTP+SSE, against a server whose every byte the test writes, and against real ones."""
+"""The link over HTTP+SSE, with a server that the test scripts byte by byte, and with real ones."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_the_stream_is_asked_for_and_messages_go_to_the_endpoint_it_names(
     assert {b"content-type: application/json", b"authorization: Bearer secret"} <= set(head)
 
 
-async def test_what_the_server_says_of_itself_is_known_after_greeting(held: Held) -> None:
+async def test_the_servers_capabilities_are_known_after_initialize(held: Held) -> None:
     await held.greeted()
     assert (held.link.dialect.era, held.link.dialect.version) == ("legacy", "2024-11-05")
     assert held.link.abilities() == {"tools", "logging"}
@@ -268,7 +268,7 @@ async def test_a_redirect_elsewhere_or_without_end_is_not(held: Held, location: 
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
-async def test_answers_find_their_calls_by_id_whatever_the_order(held: Held) -> None:
+async def test_answers_find_their_calls_by_id_in_any_order(held: Held) -> None:
     stream = await held.greeted()
     first, second = held.start()[1], held.start()[1]
     await held.taken()
@@ -285,7 +285,7 @@ async def test_an_answer_may_come_before_its_post_is_accepted(held: Held) -> Non
     await stream.say(event(answer(2)))
     assert text_of(await over(listener)) == "done"
     assert await post.rest() == b""  # and a server that never accepts it does not keep the connection
-    assert held.told == []
+    assert held.callbacks == []
 
 
 async def test_an_answer_cut_at_every_byte_is_read(held: Held) -> None:
@@ -316,7 +316,7 @@ async def test_a_refused_post_fails_its_call_alone(held: Held, status: int, kind
     assert isinstance(fault, kind)
     assert fault.executed == executed
     assert f"HTTP {status} (not with ***)" in fault.message
-    assert held.told == ["doubt"]
+    assert held.callbacks == ["doubt"]
     await stream.say(event(answer(2)))
     assert text_of(await over(other)) == "done"
 
@@ -340,7 +340,7 @@ async def test_a_post_that_breaks_before_it_is_accepted_may_have_run(held: Held)
     fault = (await over(listener)).fault
     assert isinstance(fault, Lost)
     assert fault.executed == "unknown"
-    assert held.told == ["doubt"]
+    assert held.callbacks == ["doubt"]
 
 
 async def test_a_post_that_breaks_after_it_was_accepted_changes_nothing(held: Held) -> None:
@@ -373,8 +373,8 @@ async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
     inflight, _ = held.start()
     asked = await posted(await held.server.accept())
     inflight.cancel("changed my mind")
-    told = [await held.taken() for _ in range(2)]
-    assert [each["params"]["requestId"] for each in told] == [asked["id"]] * 2
+    received = [await held.taken() for _ in range(2)]
+    assert [each["params"]["requestId"] for each in received] == [asked["id"]] * 2
     await held.link._one_way_posts.quiet()
     assert not held.server.waiting()
 
@@ -412,13 +412,13 @@ async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(held: 
 async def test_a_lost_stream_is_reported_first_and_then_loses_its_calls(held: Held) -> None:
     stream = await held.greeted()
     inflight, listener = held.start()
-    inflight.exchange = Order(held.told)
+    inflight.exchange = Order(held.callbacks)
     await held.taken()
     stream.close()
     async with asyncio.timeout(10):
         await held.link.lost
     await asyncio.sleep(0)
-    assert held.told == ["lost: it ended its event stream", "Lost unknown"]
+    assert held.callbacks == ["lost: it ended its event stream", "Lost unknown"]
     assert listener.ends == []
     assert held.start()[1].fault.executed == "no"
 
@@ -426,20 +426,20 @@ async def test_a_lost_stream_is_reported_first_and_then_loses_its_calls(held: He
 class Order(Listener):
     """A caller that writes its end down among the others' words."""
 
-    def __init__(self, told: list[str]) -> None:
+    def __init__(self, received: list[str]) -> None:
         super().__init__()
-        self._told = told
+        self._told = received
 
     def end(self, outcome: object) -> None:
         assert isinstance(outcome, Lost)
         self._told.append(f"Lost {outcome.executed}")
 
 
-async def test_what_had_not_left_when_the_stream_broke_was_not_run(held: Held) -> None:
+async def test_unsent_calls_did_not_run_when_the_stream_broke(held: Held) -> None:
     stream = await held.greeted()
     _, listener = held.start(arguments={"text": "x" * 20_000_000})
     post = await held.server.accept()
-    await post.hear()
+    await post.receive()
     stream.reset()
     fault = (await over(listener)).fault
     assert isinstance(fault, Lost)
@@ -447,7 +447,7 @@ async def test_what_had_not_left_when_the_stream_broke_was_not_run(held: Held) -
     assert len(await post.rest()) < 20_000_000
 
 
-async def test_closing_ends_the_stream_and_what_was_under_way(held: Held) -> None:
+async def test_closing_ends_the_stream_and_its_calls(held: Held) -> None:
     stream = await held.greeted()
     _, listener = held.start()
     await held.taken()
@@ -462,7 +462,7 @@ async def test_an_oversized_event_loses_the_link(held: Held) -> None:
     await held.taken()
     await stream.say(b"data: " + b"x" * 5000)
     assert (await over(listener)).fault.executed == "unknown"
-    assert held.told == ["lost: it sent an event of over 4096 bytes"]
+    assert held.callbacks == ["lost: it sent an event of over 4096 bytes"]
     assert await stream.rest() == b""
 
 
@@ -487,7 +487,7 @@ async def test_changes_and_questions_come_on_the_stream(held: Held) -> None:
     replies = [await posted(first), await posted(second)]
     assert {"jsonrpc": "2.0", "id": "a", "result": {}} in replies
     assert any(reply.get("error", {}).get("code") == -32601 and reply["id"] == 7 for reply in replies)
-    assert held.told == ["changed: tools"]
+    assert held.callbacks == ["changed: tools"]
 
 
 async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(held: Held) -> None:
@@ -496,7 +496,7 @@ async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(held:
     mine = held.start()[1]
     await held.taken()
     await stream.say(line)
-    await eventually(lambda: bool(mine.events), "the line is told")
+    await eventually(lambda: bool(mine.events), "the line is received")
     theirs = held.start(caller=SOMEBODY)[1]
     await held.taken()
     await stream.say(line + event(answer(2)) + event(answer(3)))
@@ -535,7 +535,7 @@ async def test_the_official_servers_are_greeted_listed_and_called(
     await scene.link.aclose()
 
 
-async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
+async def test_a_server_killed_during_calls_loses_the_link_with_executed_unknown(
     spawn: Spawn, background: BackgroundTasks, ledger: Ledger
 ) -> None:
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", "sleep:60")
@@ -546,7 +546,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
     await running.kill()
     for listener in listeners:
         assert (await over(listener)).fault.executed == "unknown"
-    assert [told[:5] for told in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.callbacks] == ["lost:"]
     await scene.link.aclose()
 
 

@@ -67,12 +67,12 @@ async def test_servers_of_both_eras_are_greeted_listed_and_called(ledger: Ledger
     await scene.link.aclose()
 
 
-async def test_what_cannot_be_started_says_so() -> None:
+async def test_a_command_that_cannot_start_is_reported() -> None:
     with pytest.raises(ConnectFailed, match="no-such-program"):
         await started(["no-such-program"])
 
 
-async def test_a_killed_server_loses_the_link_and_says_what_is_not_known(ledger: Ledger) -> None:
+async def test_a_killed_server_loses_the_link_with_executed_unknown(ledger: Ledger) -> None:
     scene = await greeted("--ledger", str(ledger.path), "--mode", "sleep:60")
     assert isinstance(scene.link, StdioLink)
     listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(3)]
@@ -83,12 +83,12 @@ async def test_a_killed_server_loses_the_link_and_says_what_is_not_known(ledger:
         fault = (await over(listener)).fault
         assert isinstance(fault, Lost)
         assert fault.executed == "unknown"
-    assert [told[:5] for told in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.callbacks] == ["lost:"]
     assert scene.start()[1].fault.executed == "no"
     await scene.link.aclose()
 
 
-async def test_what_a_server_that_does_not_read_was_not_given_can_be_withdrawn_for_certain() -> None:
+async def test_unwritten_calls_to_a_stuck_server_are_withdrawn_with_executed_no() -> None:
     scene = await started([sys.executable, "-c", "import time; time.sleep(60)"])
     large, _ = scene.start(arguments={"text": "x" * 1_000_000})
     await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_lines_in_a_row_that_are_no_messages_end_the_child(monkeypatch: py
     scene = await started(saying(b"hello\n" * 10, good, b"hello\n" * 10, good, b"[]\n" * 11, good))
     async with asyncio.timeout(10):
         assert "over 10 lines in a row" in await scene.link.lost
-    assert scene.told[:2] == ["changed: tools"] * 2
+    assert scene.callbacks[:2] == ["changed: tools"] * 2
     await scene.link.aclose()
 
 
@@ -197,7 +197,7 @@ def test_a_name_is_looked_for_where_the_process_will_look(tmp_path: Path, env: M
     assert found == (None if env else file), "the entry's own PATH comes first"
 
 
-async def test_what_is_pinned_and_not_there_is_not_left_to_the_system_to_find(tmp_path: Path) -> None:
+async def test_a_missing_pinned_program_is_not_searched_in_the_path(tmp_path: Path) -> None:
     with pytest.raises(ConnectFailed, match="it was not found, and so not checked"):
         await Programs().check(FILES, pinned(tmp_path / "gone"), {})
 

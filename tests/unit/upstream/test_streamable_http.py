@@ -1,4 +1,4 @@
-"""The link over Streamable HTTP: whether it is the right carrier, and the stream that tells of changes."""
+"""The link over Streamable HTTP: detection of the transport, and the stream of notifications."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_an_address_that_knows_no_posts_is_another_carriers(held: Held, er
     ],
     ids=["401", "500", "json", "both"],
 )
-async def test_one_that_looks_like_an_endpoint_is_none_of_another_carrier(held: Held, answers: list[bytes]) -> None:
+async def test_an_error_that_an_endpoint_may_send_is_not_the_wrong_transport(held: Held, answers: list[bytes]) -> None:
     greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.answered(*answers)
     with pytest.raises((Fault, ConnectFailed)) as failed:
@@ -196,14 +196,14 @@ async def test_the_stream_before_is_kept_until_the_next_one_is_acknowledged(held
     assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///a"]
     await second.say(STREAM)
     await first.say(updated("file:///b"))
-    await eventually(lambda: held.told == ["updated: file:///b"], "the stream before still tells")
+    await eventually(lambda: held.callbacks == ["updated: file:///b"], "the stream before still tells")
     assert not subscribing.done()
 
     await second.say(acknowledged(asked["id"]) + updated("file:///a"))
     assert await first.rest() == b""
     async with asyncio.timeout(10):
         await subscribing
-    await eventually(lambda: held.told[1:] == ["updated: file:///a"], "the next one tells")
+    await eventually(lambda: held.callbacks[1:] == ["updated: file:///a"], "the next one tells")
 
 
 async def test_a_stream_without_an_acknowledgement_for_long_is_overtaken_and_dropped_alone(
@@ -214,7 +214,7 @@ async def test_a_stream_without_an_acknowledgement_for_long_is_overtaken_and_dro
     held.link.listen()
     first, asked = await held.request()
     await first.say(STREAM + acknowledged(asked["id"]) + updated("file:///x"))
-    await eventually(lambda: bool(held.told), "the first stream tells")
+    await eventually(lambda: bool(held.callbacks), "the first stream tells")
     one = asyncio.ensure_future(held.link.subscribe("file:///a"))
     second, _ = await held.request()
     two = asyncio.ensure_future(held.link.subscribe("file:///b"))
@@ -222,7 +222,7 @@ async def test_a_stream_without_an_acknowledgement_for_long_is_overtaken_and_dro
     assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///a", "file:///b"]
     assert await second.rest() == b""
     await first.say(updated("file:///c"))
-    await eventually(lambda: held.told[1:] == ["updated: file:///c"], "the first stream still tells")
+    await eventually(lambda: held.callbacks[1:] == ["updated: file:///c"], "the first stream still tells")
     await third.say(STREAM + acknowledged(asked["id"]))
     async with asyncio.timeout(10):
         await asyncio.gather(one, two)
@@ -236,7 +236,7 @@ async def test_a_stream_without_an_acknowledgement_is_kept_if_it_is_the_only_one
     subscribing = asyncio.ensure_future(held.link.subscribe("file:///a"))
     second, asked = await held.request()
     await first.say(STREAM + event(message(method="notifications/tools/list_changed")))
-    await eventually(lambda: held.told == ["changed: tools"], "the first stream tells after all")
+    await eventually(lambda: held.callbacks == ["changed: tools"], "the first stream tells after all")
     await second.say(STREAM + acknowledged(asked["id"]))
     async with asyncio.timeout(10):
         await subscribing
@@ -261,12 +261,12 @@ async def test_a_refused_subscription_is_reported_to_its_requester(
     peer, _ = await held.request()
     await peer.say(answered)
     peer.close()
-    with pytest.raises(kind) as told:
+    with pytest.raises(kind) as received:
         await subscribing
-    assert "a-secret" not in str(told.value)
+    assert "a-secret" not in str(received.value)
 
 
-async def test_what_an_acknowledgement_leaves_out_is_refused(held: Held) -> None:
+async def test_resources_missing_from_an_acknowledgement_are_refused(held: Held) -> None:
     await held.greeted(is_modern=True)
     good, bad = (asyncio.ensure_future(held.link.subscribe(f"file:///{name}")) for name in ("good", "bad"))
     first, asked = await held.request()
@@ -277,7 +277,7 @@ async def test_what_an_acknowledgement_leaves_out_is_refused(held: Held) -> None
         with pytest.raises(ServerError, match="sends no updates"):
             await bad
     await first.say(updated("file:///good"))
-    await eventually(lambda: held.told == ["updated: file:///good"], "the stream tells")
+    await eventually(lambda: held.callbacks == ["updated: file:///good"], "the stream tells")
 
 
 async def test_a_refused_resource_costs_only_itself(held: Held) -> None:
@@ -293,7 +293,7 @@ async def test_a_refused_resource_costs_only_itself(held: Held) -> None:
     with pytest.raises(ServerError, match="unknown"):
         await bad
     await first.say(updated("file:///good"))
-    await eventually(lambda: held.told == ["updated: file:///good"], "the stream before still tells")
+    await eventually(lambda: held.callbacks == ["updated: file:///good"], "the stream before still tells")
     another = asyncio.ensure_future(held.link.subscribe("file:///next"))
     third, asked = await held.request()
     assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///good", "file:///next"]
@@ -349,7 +349,7 @@ async def test_a_lost_stream_is_opened_again_and_everything_is_looked_at(held: H
     assert gaps == []
     await second.say(STREAM + acknowledged(asked["id"]) + event(message(method="notifications/nothing")))
     await eventually(lambda: gaps == ["gap"], "what was not heard meanwhile is made up for")
-    assert held.told == ["changed: tools", "changed: prompts", "changed: resources"]
+    assert held.callbacks == ["changed: tools", "changed: prompts", "changed: resources"]
 
 
 async def test_a_log_line_without_a_call_goes_to_the_only_caller(held: Held) -> None:
@@ -451,11 +451,11 @@ async def asked_beside(held: Held, *sessions: str) -> tuple[Peer, list[Listener]
 async def test_a_question_without_a_call_reaches_one_program_or_none_and_is_reported(
     held: Held, sessions: list[str], *, is_asked: bool
 ) -> None:
-    told: list[str] = []
-    held.link.questions.on_question = lambda: told.append("asked")
+    received: list[str] = []
+    held.link.questions.on_question = lambda: received.append("asked")
     listener, callers = await asked_beside(held, *sessions)
     await listener.say(event(message(id="q", method="elicitation/create", params={})))
-    await eventually(lambda: bool(told), "the question is read")
+    await eventually(lambda: bool(received), "the question is read")
     assert [len(caller.asked) for caller in callers] == [0] * (len(sessions) - 1) + [int(is_asked)]
     if not is_asked:
         _, refusal = await held.request()
@@ -469,7 +469,7 @@ async def until_asked(held: Held) -> None:
     await eventually(lambda: held.link.questions.has_asked, "the question is read")
 
 
-async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_before_its_call_waits_for_the_call(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "EARLY_SECONDS", 600.0)
     await until_asked(held)
     _, caller = held._stage.start(call(client_caps=held.link.questions.client_caps))
@@ -481,7 +481,7 @@ async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatc
     assert not held.link.questions.has_unanswered
 
 
-async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
+async def test_a_question_without_a_following_call_is_refused_after_a_moment(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions, "EARLY_SECONDS", 0.0)
@@ -595,8 +595,8 @@ async def test_the_rest_of_a_stream_is_asked_for_from_its_last_event_on(held: He
     assert last == "e3"
     await second.say(STREAM + numbered("e4", progress(asked, 2)) + numbered("e5", answer(asked["id"])))
     assert text_of(await over(listener)) == "done"
-    told = [event.members["progress"] for event in listener.events if isinstance(event, Progress)]
-    assert [bytes(done) for done in told] == [b"1", b"2"]
+    received = [event.members["progress"] for event in listener.events if isinstance(event, Progress)]
+    assert [bytes(done) for done in received] == [b"1", b"2"]
 
 
 async def test_a_question_on_the_resumed_stream_is_the_calls(held: Held) -> None:
@@ -604,8 +604,8 @@ async def test_a_question_on_the_resumed_stream_is_the_calls(held: Held) -> None
     peer, _ = await came_back(held)
     question = message(id="q", method="elicitation/create", params={"message": "?"})
     await peer.say(STREAM + numbered("e2", question))
-    teller, told = await held.request()
-    assert (told["id"], "error" in told) == ("q", True)  # this caller cannot be asked, and the server is told
+    teller, received = await held.request()
+    assert (received["id"], "error" in received) == ("q", True)  # this caller cannot be asked, and the server is told
     await teller.say(ACCEPTED)
     await peer.say(numbered("e3", answer(asked["id"])))
     assert text_of(await over(listener)) == "done"
@@ -631,7 +631,7 @@ async def test_a_stream_that_breaks_is_asked_for_too(held: Held) -> None:
     assert last == "e1"
     await peer.say(STREAM + event(answer(asked["id"])))
     assert text_of(await over(listener)) == "done"
-    assert held.told == ["doubt"]
+    assert held.callbacks == ["doubt"]
 
 
 @pytest.mark.parametrize("status", ["400 No", "404 Not Found", "405 No", "200 OK"])
@@ -694,18 +694,20 @@ async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
 ) -> None:
     monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
     asked = await cancelled_unread(held)
-    told = []
+    received = []
     for said in (ACCEPTED, b"", ACCEPTED):
-        teller, heard = await held.request()
-        told.append((heard["method"], heard["params"]["requestId"]))
+        teller, notified = await held.request()
+        received.append((notified["method"], notified["params"]["requestId"]))
         await teller.say(said)
         teller.close()
-    assert told == [("notifications/cancelled", asked["id"])] * 3
+    assert received == [("notifications/cancelled", asked["id"])] * 3
     await held.link._one_way_posts.quiet()
     assert not held.server.waiting()
 
 
-async def test_a_server_that_has_begun_to_answer_is_told_once(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_has_begun_to_answer_receives_one_cancellation(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
     await cancelled_unread(held, STREAM)
     await held.answered(ACCEPTED)
@@ -725,8 +727,8 @@ async def test_a_call_with_the_id_of_a_withdrawn_one_is_not_cancelled(
     inflight, _ = held.put(mine)
     assert (await held.request())[1]["id"] == 7
     inflight.cancel("by the caller")
-    teller, told = await held.request()
-    assert told["params"]["requestId"] == 7
+    teller, received = await held.request()
+    assert received["params"]["requestId"] == 7
     _, listener = held.put(mine)
     peer, asked = await held.request()
     await teller.say(ACCEPTED)
@@ -744,8 +746,8 @@ async def test_a_call_that_is_withdrawn_while_its_stream_is_away_is_not_asked_fo
     assert held.link.may_have_run(inflight)
     inflight.cancel("by the caller")
     assert isinstance(listener.fault, Cancelled)
-    teller, told = await held.request()
-    assert told["params"]["requestId"] == asked["id"]
+    teller, received = await held.request()
+    assert received["params"]["requestId"] == asked["id"]
     await teller.say(ACCEPTED)
     held.link._ask_for_rest(post)  # its time has come
     assert (held.link._resumes, post.ticket is not None and post.ticket.may_have_left) == ({}, True)
@@ -796,7 +798,7 @@ async def test_a_stream_of_changes_goes_on_from_its_last_event_when_the_server_w
 # -- tasks ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_an_ended_session_answers_was_not_said_where_the_next_one_is(held: Held) -> None:
+async def test_an_answer_of_an_ended_session_belongs_to_no_new_session(held: Held) -> None:
     await held.greeted(is_modern=False, session="s1")
     first = held.link.place
     (early, _), (early_peer, _) = held.start(), await held.request()

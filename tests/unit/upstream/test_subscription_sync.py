@@ -1,4 +1,4 @@
-"""What the links of one server are asked to tell, and on whose behalf what they tell is passed on."""
+"""Subscriptions on the links of one server, and the callers that get their notifications."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ URIS = [f"file:///{number}" for number in range(5)]
 
 
 class Followed:
-    """A server of which one caller, with a link of its own, and everybody else follow the same."""
+    """A server with a resource that one caller, with a link of its own, and all others follow."""
 
     def __init__(self) -> None:
         self.hub = Stage().hub
@@ -79,7 +79,7 @@ async def test_a_link_is_asked_for_everything_portion_by_portion(
     assert (subscribed(followed.link), then) == (URIS, URIS)
 
 
-async def test_what_a_server_refuses_is_no_harm(followed: Followed) -> None:
+async def test_a_refused_subscription_is_harmless(followed: Followed) -> None:
     followed.link.refuses.add("resources/subscribe")
     with capture_logs() as logs:
         await followed.subscription_sync.follow(followed.link, URIS[:1])
@@ -107,7 +107,7 @@ async def test_after_a_gap_only_followers_of_that_link_look(followed: Followed) 
 async def test_a_link_whose_server_forgot_everything_is_asked_again_and_its_followers_look(followed: Followed) -> None:
     await followed.follow(URIS[0])
     followed.subscription_sync.resume_own(followed.link)
-    while len(followed.background):  # noqa: ASYNC110 - background tasks notify nobody
+    while len(followed.background):  # noqa: ASYNC110 - background tasks have no notification
         await asyncio.sleep(0)
     assert (subscribed(followed.link), subscribed(followed.common)) == (URIS[:1] * 2, URIS[:1])
     assert (followed.mine, followed.others) == (URIS[:1], [])
@@ -118,13 +118,13 @@ async def test_a_new_common_link_is_asked_for_everything_and_its_followers_look(
     fresh = Scripted()
     followed.hub.subscriptions.attach(NAME, fresh)
     followed.subscription_sync.resume(fresh)
-    while len(followed.background):  # noqa: ASYNC110 - background tasks notify nobody
+    while len(followed.background):  # noqa: ASYNC110 - background tasks have no notification
         await asyncio.sleep(0)
     assert subscribed(fresh) == URIS[:1]
     assert (followed.mine, followed.others) == ([], URIS[:1])
 
 
-async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -> None:
+async def test_an_update_clears_cached_results(followed: Followed) -> None:
     forgotten: list[tuple[str, str | None]] = []
     followed.hub.result_cache.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
     await followed.follow(URIS[0])
@@ -136,7 +136,7 @@ async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -
 async def test_the_common_link_is_asked_too_without_waiters(followed: Followed) -> None:
     await followed.hub.subscriptions.add((NAME, URIS[0]), lambda: None, ME)
     assert (subscribed(followed.link), len(followed.background)) == (URIS[:1], 1)
-    while len(followed.background):  # noqa: ASYNC110 - background tasks notify nobody
+    while len(followed.background):  # noqa: ASYNC110 - background tasks have no notification
         await asyncio.sleep(0)
     assert subscribed(followed.common) == URIS[:1]
 
@@ -177,7 +177,7 @@ class Room:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not holds():  # noqa: ASYNC110 - background tasks notify nobody
+            while not holds():  # noqa: ASYNC110 - background tasks have no notification
                 await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""What a server is asked to tell of: one request at a time, and a resource that is refused costs only itself."""
+"""Subscriptions at a server: one request at a time, and a refused resource costs only itself."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_subscriber_that_returns_during_the_request_gets_that_answer(ear
     assert (await ended(first, again), earlier.said) == ([None, None], ["subscribe a"])
 
 
-async def test_one_that_waits_no_more_leaves_the_answer_to_others(earlier: Earlier) -> None:
+async def test_a_cancelled_waiter_leaves_the_answer_to_others(earlier: Earlier) -> None:
     first, second = earlier.want("a"), earlier.want("a")
     await turn()
     first.cancel()
@@ -143,7 +143,7 @@ async def test_a_server_that_does_not_answer_is_given_up(earlier: Earlier, monke
     await earlier.answer()
     monkeypatch.setattr(subscriptions, "AGREE_SECONDS", 0.0)
     earlier.watching.drop("a")
-    again = earlier.want("a")  # goes as soon as nobody waits for the last word any more
+    again = earlier.want("a")  # sent as soon as no waiter is left for the last answer
     (_, refusal) = await ended(wanting, again)
     assert isinstance(refusal, BadReply)
     assert "resources/subscribe" in refusal.message
@@ -162,8 +162,8 @@ class Modern:
         self.is_silent = is_silent
         self.said: list[list[str]] = []
         self.refusal = REFUSED
-        self.told: list[str] | None = None
-        """What it acknowledged last."""
+        self.acknowledged: list[str] | None = None
+        """The URIs that it acknowledged last."""
         self.watching = ModernSubscriptions(SERVER, self.ask)
 
     def ask(self, uris: Collection[str]) -> None:
@@ -176,7 +176,7 @@ class Modern:
         if self.bad & {*uris}:
             self.watching.refused(self.refusal)
         else:
-            self.told = uris
+            self.acknowledged = uris
             self.watching.acknowledged(None)
 
     def want(self, *uris: str) -> list[asyncio.Future[None]]:
@@ -191,7 +191,7 @@ class Modern:
         await turn()
 
 
-async def test_what_is_wanted_together_is_asked_for_at_once() -> None:
+async def test_simultaneous_requests_are_one_subscription() -> None:
     server = Modern()
     assert await ended(*server.want("b", "a", "b")) == [None] * 3
     assert server.said == [["a", "b"]]
@@ -199,7 +199,7 @@ async def test_what_is_wanted_together_is_asked_for_at_once() -> None:
     assert server.said == [["a", "b"]]
 
 
-async def test_what_is_wanted_while_the_server_is_asked_waits_for_its_answer() -> None:
+async def test_subscriptions_during_a_request_wait_for_its_answer() -> None:
     server = Modern(is_silent=True)
     first = server.want("a")
     await turn()
@@ -229,15 +229,15 @@ async def test_a_bad_resource_among_many_costs_only_itself(bad: list[str]) -> No
     assert await ended(*server.want("known")) == [None]
     answers = await ended(*server.want(*"abcdefgh"))
     assert answers == [REFUSED if uri in bad else None for uri in "abcdefgh"]
-    assert server.told == sorted({"known", *"abcdefgh"} - {*bad})
-    assert server.watching.wanted == {*(server.told or ())}
+    assert server.acknowledged == sorted({"known", *"abcdefgh"} - {*bad})
+    assert server.watching.wanted == {*(server.acknowledged or ())}
 
 
-async def test_what_one_cannot_watch_does_not_keep_another_from_what_it_can() -> None:
+async def test_a_refused_resource_does_not_block_others() -> None:
     server = Modern(["bad"])
     assert await ended(*server.want("bad")) == [REFUSED]
     assert await ended(*server.want("good")) == [None]
-    assert server.told == ["good"]
+    assert server.acknowledged == ["good"]
 
 
 async def test_a_server_that_knows_no_such_request_is_not_asked_for_each_resource() -> None:
@@ -248,7 +248,7 @@ async def test_a_server_that_knows_no_such_request_is_not_asked_for_each_resourc
     assert len(server.said) <= 2  # the other is for the lists alone
 
 
-async def test_there_is_an_end_to_the_search_for_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_for_refused_resources_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "REFUSALS_MAX", 5)
     names = [f"{n:03}" for n in range(100)]
     server = Modern(names)
@@ -263,10 +263,10 @@ async def test_list_changes_are_notified_even_without_a_resource() -> None:
     server = Modern(["bad"])
     assert await ended(*server.want("bad")) == [REFUSED]
     await server.settle()
-    assert (server.said, server.told) == ([["bad"], []], [])
+    assert (server.said, server.acknowledged) == ([["bad"], []], [])
 
 
-async def test_what_an_acknowledgement_does_not_name_is_refused() -> None:
+async def test_resources_not_named_in_an_acknowledgement_are_refused() -> None:
     server = Modern(is_silent=True)
     wanting = server.want("a", "b", "c")
     await turn()
@@ -276,7 +276,7 @@ async def test_what_an_acknowledgement_does_not_name_is_refused() -> None:
     assert server.watching.wanted == {"a", "c"}
 
 
-async def test_a_server_may_spell_what_it_acknowledges_in_its_own_way() -> None:
+async def test_a_server_may_spell_acknowledged_uris_in_its_own_way() -> None:
     server = Modern(is_silent=True)
     wanting = server.want("http://a", "http://b")
     await turn()
@@ -293,7 +293,7 @@ async def test_a_subscriber_that_leaves_with_many_makes_one_request() -> None:
     server.watching.drop("never there")
     await server.settle()
     assert [len(said) for said in server.said] == [1001, 1]
-    assert server.told == ["kept"]
+    assert server.acknowledged == ["kept"]
 
 
 async def test_an_unwanted_subscription_is_not_taken_for_accepted() -> None:
@@ -310,7 +310,7 @@ async def test_an_unwanted_subscription_is_not_taken_for_accepted() -> None:
     assert await ended(*again) == [None]
 
 
-async def test_what_was_agreed_to_once_may_be_refused_after_a_break_and_costs_only_itself() -> None:
+async def test_a_resource_refused_after_a_reconnect_costs_only_itself() -> None:
     server = Modern()
     await ended(*server.want(*"abcd"))
     server.bad = {"c"}
@@ -318,7 +318,7 @@ async def test_what_was_agreed_to_once_may_be_refused_after_a_break_and_costs_on
     with capture_logs() as logs:
         server.watching.again()
         await server.settle()
-    assert (server.told, server.watching.wanted) == (["a", "b", "d"], {"a", "b", "d"})
+    assert (server.acknowledged, server.watching.wanted) == (["a", "b", "d"], {"a", "b", "d"})
     assert [line["event"] for line in logs] == ["server ended the subscription to a resource"]
 
 
@@ -343,7 +343,7 @@ async def test_a_silent_server_is_believed_after_a_while_and_may_refuse_later(mo
     with capture_logs() as logs:
         server.answer(server.said[-1])
         await server.settle()
-    assert (server.told, server.watching.wanted, len(logs)) == (["a"], {"a"}, 1)
+    assert (server.acknowledged, server.watching.wanted, len(logs)) == (["a"], {"a"}, 1)
 
 
 async def test_subscriptions_at_one_server_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ async def test_subscriptions_at_one_server_are_bounded(monkeypatch: pytest.Monke
     assert isinstance(refusal, TooManySubscriptions)
     server.watching.drop(long)
     assert await ended(*server.want("y" * 10)) == [None]
-    assert server.told == ["y" * 10]
+    assert server.acknowledged == ["y" * 10]
 
 
 async def test_a_lost_link_leaves_no_waiter() -> None:

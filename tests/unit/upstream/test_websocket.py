@@ -1,4 +1,4 @@
-"""The link over a WebSocket: both eras, real servers, and what is known of calls when it breaks."""
+"""The link over a WebSocket: both eras, real servers, and the outcome of calls when it breaks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Scripted:
     """A server of the `websockets` library that answers greetings and leaves the rest to the test."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sockets: list[ServerConnection] = []
         self.is_modern = False
         self.is_mute = False
@@ -79,14 +79,14 @@ class Scripted:
                 answered = {"result": DISCOVERY} if self.is_modern else {"error": {"code": -32601, "message": "no"}}
                 await self.say(message(id=asked["id"], **answered))
             else:
-                self.heard.put_nowait(asked)
+                self.received.put_nowait(asked)
 
     async def say(self, text: bytes) -> None:
         await self.sockets[-1].send(text, text=True)
 
     async def next(self) -> dict[str, Any]:
         async with asyncio.timeout(10):
-            return await self.heard.get()
+            return await self.received.get()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -115,7 +115,7 @@ async def test_servers_of_both_eras_are_greeted_listed_and_called(
     assert [text_of(await over(listener)) for listener in listeners] == [f"n{at}" for at in range(50)]
     assert ledger.ran() == {f"n{at}": 1 for at in range(50)}
     await scene.link.aclose()
-    assert scene.told == ["lost: closed by the hub"]
+    assert scene.callbacks == ["lost: closed by the hub"]
 
 
 @pytest.mark.parametrize("peer", ["server_sdk1", "server_sdk2"])
@@ -154,7 +154,7 @@ async def bridged(words: list[str]) -> AsyncIterator[str]:
         yield f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}/"
 
 
-async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
+async def test_a_server_killed_during_calls_loses_the_link_with_executed_unknown(
     spawn: Spawn, background: BackgroundTasks, ledger: Ledger
 ) -> None:
     options = ("--ledger", str(ledger.path), "--mode", "sleep:60")
@@ -167,7 +167,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
         fault = (await over(listener)).fault
         assert isinstance(fault, Lost)
         assert fault.executed == "unknown"
-    assert [told[:5] for told in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.callbacks] == ["lost:"]
     assert scene.start("pay", {"nonce": "late"})[1].fault.executed == "no"
     await scene.link.aclose()
 
@@ -278,7 +278,7 @@ async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(
     await server.next()
     first = (await server.next())["id"]
     await server.say(line)
-    await eventually(lambda: bool(mine.events), "the line is told")
+    await eventually(lambda: bool(mine.events), "the line is received")
     scene.start(caller=SOMEBODY)
     second = (await server.next())["id"]
     await server.say(line)
@@ -309,9 +309,7 @@ async def test_a_withdrawn_call_that_is_still_held_never_leaves(
     await scene.link.aclose()
 
 
-async def test_what_was_held_or_still_in_our_buffer_was_not_run(
-    scripted: tuple[Scripted, str], background: BackgroundTasks
-) -> None:
+async def test_held_and_buffered_calls_did_not_run(scripted: tuple[Scripted, str], background: BackgroundTasks) -> None:
     server, url = scripted
     server.is_mute = True
     link = dial(url, background)
@@ -348,7 +346,7 @@ async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_le
     assert second["params"]["notifications"]["resourceSubscriptions"] == ["file:///a"]
     await server.say(acknowledged(first["id"]))
     await server.say(message(method="notifications/resources/updated", params={"uri": "file:///a"}))
-    await eventually(lambda: scene.told == ["updated: file:///a"], "an update is told")
+    await eventually(lambda: scene.callbacks == ["updated: file:///a"], "an update is received")
     assert not subscribing.done()  # the acknowledgement was of the one before
     await server.say(acknowledged(second["id"]))
     async with asyncio.timeout(10):
@@ -386,7 +384,7 @@ def acknowledged(id: int) -> bytes:
     ],
     ids=["abort", "goodbye", "nonsense"],
 )
-async def test_whatever_the_end_calls_learn_of_it_after_the_owner(
+async def test_calls_end_after_the_owner_is_notified(
     scripted: tuple[Scripted, str], background: BackgroundTasks, end: Callable[[ServerConnection], None]
 ) -> None:
     server, url = scripted
@@ -394,8 +392,8 @@ async def test_whatever_the_end_calls_learn_of_it_after_the_owner(
     await server.next()
     _, listener = scene.start()
     await server.next()
-    scene.link.on_lost = lambda _reason: scene.told.append(f"ended {len(listener.ends)}")
+    scene.link.on_lost = lambda _reason: scene.callbacks.append(f"ended {len(listener.ends)}")
     end(server.sockets[-1])
     assert (await over(listener)).fault.executed == "unknown"
-    assert scene.told == ["ended 0"]
+    assert scene.callbacks == ["ended 0"]
     await scene.link.aclose()

@@ -147,7 +147,7 @@ def test_an_array_is_a_batch_for_the_caller_to_judge() -> None:
         pytest.param(CALL.decode().encode("utf-32"), id="UTF-32"),
     ],
 )
-def test_what_is_not_one_json_text_in_utf8_is_a_parse_error(body: bytes) -> None:
+def test_anything_but_one_json_text_in_utf8_is_a_parse_error(body: bytes) -> None:
     assert refused(body) == (jsonrpc.PARSE_ERROR, None)
 
 
@@ -203,7 +203,7 @@ def test_keys_inside_arguments_may_differ_in_case_only() -> None:
     assert isinstance(jsonrpc.decode(CALL.replace(b'"text"', b'"a":1,"A":2,"text"')), Request)
 
 
-def test_a_key_that_is_escaped_is_read_as_what_it_says() -> None:
+def test_an_escaped_key_is_unescaped() -> None:
     message = jsonrpc.decode(CALL.replace(b'"name"', b'"\\u006eame"'))
     assert isinstance(message, Request)
     assert bytes(message.params["name"]) == b'"echo"'
@@ -284,7 +284,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_more_members_are_taken_than_anybody_means(place: str) -> None:
+def test_a_message_with_too_many_members_is_refused(place: str) -> None:
     body = CALL.replace(b'"name"', b'"_meta":{"seen":1},"name"')
     before, already = PLACES[place]
     full = body.replace(before, crowd(jsonrpc.MEMBERS_MAX - already) + before)
@@ -345,7 +345,7 @@ def test_no_bytes_make_decode_raise(body: bytes) -> None:
 
 
 @given(values)
-def test_depth_is_what_walking_the_value_finds(value: Json) -> None:
+def test_the_depth_matches_a_walk_over_the_value(value: Json) -> None:
     def walk(inner: Json) -> int:
         match inner:
             case dict():
@@ -396,13 +396,13 @@ def test_members_are_those_that_another_parser_finds(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [b"[]", b"1", b'"{}"', b"{", b"", b'{"\xff":1}', b'{"a":' + b"[" * 5000])
-def test_what_is_no_object_has_no_members(text: bytes) -> None:
+def test_values_that_are_no_objects_have_no_members(text: bytes) -> None:
     assert jsonrpc.object_members(Raw(text)) is None
 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_what_is_accepted_is_what_another_parser_sees(data: st.DataObject) -> None:
+def test_accepted_messages_are_read_alike_by_another_parser(data: st.DataObject) -> None:
     parts = {
         "jsonrpc": st.just('"2.0"'),
         "method": st.just('"m"') | texts.map(json.dumps),
@@ -453,7 +453,7 @@ def test_a_text_on_one_line_is_left_as_it_is() -> None:
     assert jsonrpc.compact(b'{"a": 1 }') == b'{"a": 1 }'
 
 
-def test_what_is_not_json_is_never_put_on_one_line() -> None:
+def test_invalid_json_is_never_compacted() -> None:
     with pytest.raises(msgspec.DecodeError):
         jsonrpc.compact(b'{"a":"raw\nnewline"}')
 
@@ -478,7 +478,7 @@ def test_an_object_that_is_no_message_keeps_its_text(body: bytes) -> None:
         (b'{"a":' * 100_000, jsonrpc.INVALID_REQUEST),
     ],
 )
-def test_what_is_no_such_object_is_refused(body: bytes, code: int) -> None:
+def test_an_invalid_object_is_refused(body: bytes, code: int) -> None:
     read = jsonrpc.decode_object(body, max_depth=3)
     assert isinstance(read, Malformed)
     assert read.code == code

@@ -87,7 +87,7 @@ def test_a_newline_in_arguments_does_not_become_a_second_message() -> None:
     assert json.loads(line) == json.loads(body)
 
 
-def test_what_is_not_json_and_has_a_newline_is_not_framed() -> None:
+def test_invalid_json_with_a_newline_is_not_framed() -> None:
     with pytest.raises(msgspec.DecodeError):
         frame(b'{"a":"\n"}')
 

@@ -122,7 +122,7 @@ def argument_test(path: str, test: str, value: Any) -> ArgumentTest:
         ("matches", "^/etc/", {"a": ["/home"]}, True, False),
     ],
 )
-def test_what_cannot_be_compared_counts_against_the_caller(
+def test_incomparable_arguments_count_against_the_caller(
     test: str, value: Any, arguments: Any, *, holds: bool, exempts: bool
 ) -> None:
     read = read_arguments(json.dumps(arguments).encode())
@@ -160,7 +160,7 @@ def test_all_argument_test_a_rule_must_pass() -> None:
     assert ApprovalRule("r", ("*",)).passes(None)
 
 
-def test_a_pattern_takes_linear_time_whatever_the_text() -> None:
+def test_a_pattern_takes_linear_time_for_any_text() -> None:
     test = argument_test("a", "matches", "^(a+)+$")
     assert not test.passes({"a": "a" * 50_000 + "!"}, is_exemption=False)
 

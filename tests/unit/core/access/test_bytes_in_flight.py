@@ -1,4 +1,4 @@
-"""Callers and tenants have so many bytes of requests under way, and no more."""
+"""Requests in flight of callers and tenants are bounded in bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ABE = Caller(name="abe", tenant="acme", grants=Grants(("*",)))
 BEN = Caller(name="ben", tenant="other", grants=Grants(("*",)))
 
 
-def test_a_caller_is_refused_what_is_too_much_until_something_is_answered() -> None:
+def test_a_caller_over_its_bytes_is_refused_until_a_call_is_answered() -> None:
     flow = BytesInFlight(100, 150)
     assert flow.enter(ANN, 60) is None
     refused = flow.enter(ANN, 60)

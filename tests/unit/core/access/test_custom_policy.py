@@ -1,4 +1,4 @@
-"""What an operator's own code refuses is neither listed nor called nor read, by whichever way; it allows nothing."""
+"""Tools that an operator's policy code refuses are not listed, called or read; the code cannot allow more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def grants_of(caller: Caller, tenants: Tenants | None = None) -> Grants:
 TWO = (ready(tool("read"), tool("write")), ready(tool("search", WEB), server=WEB))
 
 
-def test_what_is_refused_is_not_listed_and_so_not_called() -> None:
+def test_tools_refused_by_a_policy_are_not_listed_or_called() -> None:
     now = snapshot(Refusing("files.write"), *TWO)
     view = now.view(grants_of(PLANNER), EVERYTHING)
     assert list(view.routes) == ["files.read", "web.search"]
@@ -71,7 +71,7 @@ def test_it_is_consulted_for_callers_without_credentials_too() -> None:
     assert narrowing.asked == {None}
 
 
-def test_a_server_of_which_everything_is_refused_is_not_there() -> None:
+def test_a_server_with_only_refused_tools_is_hidden() -> None:
     view = snapshot(Refusing("web.search"), *TWO).view(grants_of(PLANNER), EVERYTHING)
     assert list(view.servers) == ["files"]
 

@@ -1,4 +1,4 @@
-"""What a permission set covers."""
+"""The tools that a permission set covers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_names_alone_do_not_decide_where_labels_do() -> None:
 
 
 @given(LISTS, LISTS, SERVERS, TOOLS)
-def test_deny_wins_whatever_is_allowed(
+def test_deny_wins_over_every_allow(
     allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: FeatureName
 ) -> None:
     for denial in (f"{server}.{tool}", f"{server}.*", server, "*"):
@@ -208,7 +208,7 @@ FILES, READ, WRITE = ServerName("files"), FeatureName("read"), FeatureName("writ
 
 
 @given(LISTS, LISTS, LISTS, LISTS, SERVERS, TOOLS)
-def test_what_is_bounded_is_allowed_if_both_allow_it_and_neither_denies_it(
+def test_bounded_grants_allow_tools_that_both_allow_and_neither_denies(
     allow: tuple[str, ...],
     deny: tuple[str, ...],
     bound_allow: tuple[str, ...],
@@ -229,7 +229,7 @@ def test_what_is_bounded_is_allowed_if_both_allow_it_and_neither_denies_it(
         assert Policy(bounds).may_use_all_of(server)
 
 
-def test_a_server_of_which_two_sets_allow_nothing_together_is_not_seen() -> None:
+def test_a_server_is_hidden_if_two_sets_allow_none_of_its_tools_together() -> None:
     grants = Grants(("files.read",), within=Grants(("files.write", "web")))
     assert not Policy(grants).may_see_server(FILES)
     assert Policy(Grants(("files.read",), within=Grants(("*",)))).may_see_server(FILES)
@@ -242,7 +242,7 @@ SAFE = Labels(frozenset({"tag:safe"}), frozenset({"tag:safe"}))
 CLAIMED = Labels(frozenset(), frozenset({"tag:safe", "hint:read-only"}))
 
 
-def test_what_is_allowed_by_a_label_is_what_is_believed_to_have_it() -> None:
+def test_a_label_allows_tools_with_a_trusted_label() -> None:
     policy = Policy(Grants(("tag:safe", "hint:read-only")))
     assert policy.reads_labels
     assert policy.allows(FILES, READ, SAFE)
@@ -252,7 +252,7 @@ def test_what_is_allowed_by_a_label_is_what_is_believed_to_have_it() -> None:
     assert not policy.may_see_server(FILES), "not by its name"
 
 
-def test_what_is_denied_by_a_label_is_whatever_may_have_it() -> None:
+def test_a_label_denies_tools_that_may_have_it() -> None:
     policy = Policy(Grants(("*",), ("tag:safe",)))
     assert not policy.allows(FILES, READ, SAFE)
     assert not policy.allows(FILES, READ, CLAIMED)
@@ -261,7 +261,7 @@ def test_what_is_denied_by_a_label_is_whatever_may_have_it() -> None:
     assert not policy.may_use_all_of(FILES), "what it has is not known, and may be labelled"
 
 
-def test_what_the_operator_says_of_a_whole_server_is_known_before_its_tools_are() -> None:
+def test_server_wide_tags_apply_before_the_tools_are_known() -> None:
     def tags(server: ServerName) -> tuple[str, ...]:
         return ("safe",) if server == FILES else ()
 

@@ -13,7 +13,7 @@ TENANTS = Tenants({"acme": TenantSettings(BOUNDS), "free": TenantSettings(max_ca
 OWN = Grants(("files.*",))
 
 
-def test_a_caller_is_held_to_what_its_tenant_is() -> None:
+def test_a_caller_is_bounded_by_its_tenant() -> None:
     assert TENANTS.bound(Caller("a", "acme", OWN)) == Caller("a", "acme", Grants(("files.*",), within=BOUNDS))
 
 
@@ -67,7 +67,7 @@ def test_where_a_second_one_calls_each_has_as_many_as_is_usual() -> None:
     assert (calls.under_way("a"), calls.under_way("b")) == (0, 0)
 
 
-def test_what_is_said_of_a_tenant_holds_for_it_alone_even_if_there_is_no_other() -> None:
+def test_a_tenants_limit_applies_even_if_it_is_the_only_tenant() -> None:
     calls = TenantCalls()
     calls.know(Tenants({"a": TenantSettings(max_calls=1)}), {"a"})
     assert not calls.are_several

@@ -1,4 +1,4 @@
-"""Calls wait until a person allows exactly them, and what was allowed once serves once."""
+"""Calls wait until a person allows exactly them, and an allowed call runs once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Held(Stage):
     ) -> None:
         super().__init__(*(tools or (tool("read"), tool("write"))), limits=limits)
         self.time = 1_000_000.0
-        self.told: list[tuple[str, Mapping[str, Any]]] = []
+        self.recorded: list[tuple[str, Mapping[str, Any]]] = []
         self.journal = journal or FailingJournal()
         self.approvals = CallApprovals(self.journal, lambda: self.time, self._record)
         self.approvals.has_operator = True
@@ -81,12 +81,12 @@ class Held(Stage):
         self.approvals.change(rules or (ALL,))
 
     def _record(self, event: str, **about: Any) -> None:
-        self.told.append((event, about))
+        self.recorded.append((event, about))
 
     @property
     def events(self) -> list[str]:
-        """What the audit log was told, in this order."""
-        return [event.removeprefix("approval.") for event, _ in self.told]
+        """The events of the audit log, in order."""
+        return [event.removeprefix("approval.") for event, _ in self.recorded]
 
     async def ask(self, made: Call | None = None) -> tuple[str, Listener]:
         """Make a call that waits, and return the id of its approval."""
@@ -150,7 +150,7 @@ async def test_a_request_shows_tool_arguments_caller_and_set_and_the_audit_log_n
         "pending",
     )
     assert json.loads(bytes(shown.arguments)) == PAY
-    assert "amount" not in str(stage.told)
+    assert "amount" not in str(stage.recorded)
 
 
 async def test_at_its_deadline_the_call_fails_and_the_same_call_works_after_the_decision() -> None:
@@ -167,7 +167,7 @@ async def test_at_its_deadline_the_call_fails_and_the_same_call_works_after_the_
     assert stage.sent() == [{"amount": 5.0}]
 
 
-async def test_what_was_allowed_once_serves_once() -> None:
+async def test_a_single_approval_is_used_once() -> None:
     stage = Held()
     id, _ = await stage.ask()
     await stage.decide(id)
@@ -245,7 +245,7 @@ async def test_a_request_that_another_hub_decides_while_it_is_stored_is_decided(
     assert nodes.b.approvals.waiting == 0
 
 
-async def test_a_hub_that_reads_all_again_finds_what_another_one_has_decided_and_revoked() -> None:
+async def test_rereading_finds_decisions_and_revocations_of_another_hub() -> None:
     nodes = Nodes()
     id, _ = await nodes.a.ask()
     await nodes.b.approvals.reread()
@@ -262,7 +262,7 @@ async def test_a_hub_that_reads_all_again_finds_what_another_one_has_decided_and
     fault_of(listener, ApprovalDenied)
 
 
-async def test_a_hub_that_reads_all_again_asks_again_for_what_another_one_has_used() -> None:
+async def test_rereading_asks_again_for_an_approval_used_by_another_hub() -> None:
     nodes = Nodes()
     id, _ = await nodes.a.ask()
     await nodes.b.approvals.reread()
@@ -293,7 +293,7 @@ class SlowJournal(FailingJournal):
         return found
 
 
-async def test_what_is_used_here_while_all_are_read_again_does_not_come_back() -> None:
+async def test_an_approval_used_during_a_reread_stays_used() -> None:
     stage = Held(journal=(journal := SlowJournal()))
     _, listener = stage.start(call(arguments=PAY, timeout=0.05))
     await asyncio.wait_for(listener.ended.wait(), 5)
@@ -310,7 +310,7 @@ async def test_what_is_used_here_while_all_are_read_again_does_not_come_back() -
     assert len(stage.approvals) == 0
 
 
-async def test_what_is_requested_here_while_all_are_read_again_stays() -> None:
+async def test_an_approval_requested_during_a_reread_stays() -> None:
     stage = Held(journal=(journal := SlowJournal()))
     reading = asyncio.create_task(stage.approvals.reread())
     await journal.has_read.wait()
@@ -479,7 +479,7 @@ async def test_only_operators_learn_the_name_of_the_decider() -> None:
         assert (shown.decided_by, shown.reason) == (who, "no")
 
 
-async def test_what_a_caller_decided_does_not_serve_where_an_operator_must() -> None:
+async def test_a_callers_decision_does_not_count_where_an_operator_must_decide() -> None:
     stage = Held(ApprovalRule("mine", ("*",), by="caller"))
     _, listener = await stage.ask(asking())
     listener.asked[0][1](answer("accept", decision="hour"))
@@ -739,7 +739,7 @@ async def test_waiting_calls_that_are_over_are_not_kept() -> None:
     assert len(entry.waiting) == 1
 
 
-async def test_without_an_operator_no_call_waits_in_vain() -> None:
+async def test_without_an_operator_a_call_is_denied_at_once() -> None:
     stage = Held()
     stage.approvals.has_operator = False
     _, listener = stage.start(call(arguments=PAY))
@@ -802,7 +802,7 @@ async def test_a_request_that_cannot_be_stored_is_not_shown(result: WriteResult)
     await stage.ask()
 
 
-async def test_a_decision_that_cannot_be_stored_is_none() -> None:
+async def test_a_decision_that_cannot_be_stored_does_not_count() -> None:
     journal = FailingJournal()
     stage = Held(journal=journal)
     id, _ = await stage.ask()
@@ -871,7 +871,7 @@ async def test_a_caller_that_can_be_asked_decides_if_the_rule_says_so() -> None:
     reply(answer("accept", decision="once"))
     await settled()
     assert stage.sent() == [PAY]
-    assert stage.told[1][1]["by"] == "anyone (the caller)"
+    assert stage.recorded[1][1]["by"] == "anyone (the caller)"
 
 
 @pytest.mark.parametrize("given", [answer("decline"), answer("accept", decision="deny", reason="no")])
@@ -965,7 +965,7 @@ async def test_a_call_that_did_not_run_is_listed_as_allowed_and_can_be_denied() 
     assert stage.events == ["requested", "allowed", "used", "denied", "requested"]
 
 
-async def test_what_was_allowed_can_be_denied_until_it_is_used() -> None:
+async def test_an_approval_can_be_denied_until_it_is_used() -> None:
     stage = Held()
     _, listener = stage.start(call(arguments=PAY, timeout=0.05))
     await asyncio.wait_for(listener.ended.wait(), 5)
@@ -1030,7 +1030,7 @@ class Showing(Listener):
         self.shown.append(None)
 
 
-async def test_an_exchange_may_show_what_its_call_waits_for() -> None:
+async def test_an_exchange_may_show_the_pending_approval() -> None:
     stage, showing = Held(), Showing()
     stage.hub.start(call(arguments=PAY), showing)
     await settled()

@@ -1,4 +1,4 @@
-"""Budgets count what is sent, refuse what has no room, and are renewed by the clock on the wall."""
+"""Budgets count sent calls, refuse calls beyond the limit, and are renewed by the wall clock."""
 
 from __future__ import annotations
 
@@ -91,10 +91,13 @@ class Counted(Stage):
     def __init__(self, *budgets: Budget, tools: Sequence[Tool] = (), journal: MemoryJournal | None = None) -> None:
         super().__init__(*(tools or (tool("read"), tool("write"))))
         self.time = NOON
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.recorded: list[tuple[str, dict[str, Any]]] = []
         self.journal = journal or StubbornJournal()
         self.budgets = CallBudgets(
-            self.journal, BackgroundTasks(), lambda event, **about: self.told.append((event, about)), lambda: self.time
+            self.journal,
+            BackgroundTasks(),
+            lambda event, **about: self.recorded.append((event, about)),
+            lambda: self.time,
         )
         self.hub.budgets = self.budgets
         self.budgets.change(budgets)
@@ -139,7 +142,7 @@ async def test_a_refusal_says_which_budget_how_much_is_used_and_when_it_is_renew
     )
     assert len(stage.link.sent) == 2
     assert stage.call() is not None
-    assert [event for event, _ in stage.told] == ["budget.exceeded"], "once for each counter and period"
+    assert [event for event, _ in stage.recorded] == ["budget.exceeded"], "once for each counter and period"
     assert stage.budgets.refusals == {"day": 2}
 
 
@@ -222,7 +225,7 @@ async def test_a_call_needs_room_in_every_budget_and_a_refused_one_is_counted_in
         ("delete", {"readOnlyHint": False, "destructiveHint": True}, 3.0),
     ],
 )
-async def test_the_most_exact_pattern_says_what_a_call_costs(name: str, hints: Any, cost: float) -> None:
+async def test_the_most_specific_pattern_decides_the_cost(name: str, hints: Any, cost: float) -> None:
     costs = (("*", 0.1), ("files.write", 5.0), ("hint:destructive", 3.0), ("hint:read-only", 0.01), ("tag:none", 9.0))
     safe = {"readOnlyHint": False, "destructiveHint": False}
     tools = (tool("read", annotations=safe), tool("write"), tool("delete", annotations=hints))
@@ -304,22 +307,22 @@ async def test_resources_count_and_unlisted_names_share_the_counter_of_their_ser
 
 async def test_a_call_of_a_fleet_counts_once_for_each_member_by_either_name() -> None:
     lab = Lab("m1", "m2", read_only=("*",))
-    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
-    told.change((Budget("fleet", calls=9, tools=("lab.*",)), Budget("member", calls=9, tools=("m1.read",))))
+    received = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    received.change((Budget("fleet", calls=9, tools=("lab.*",)), Budget("member", calls=9, tools=("m1.read",))))
     lab.start("all")
     for name in ("m1", "m2"):
         lab.finish(name)
     lab.start("m2")
     lab.finish("m2")
-    shown = told.list(OPERATOR, limit=9, after="").counters
+    shown = received.list(OPERATOR, limit=9, after="").counters
     assert {each.budget: each.calls for each in shown} == {"fleet": 3, "member": 1}
 
 
 async def test_a_call_of_a_fleet_counts_for_the_set_in_which_it_was_called() -> None:
     lab = Lab("m1", "m2")
     lab.hub.change_sets({"few": SetSettings(("lab.read",))})
-    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
-    told.change((Budget("few", calls=3, per="set", sets=("few",)),))
+    received = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    received.change((Budget("few", calls=3, per="set", sets=("few",)),))
     lab.start("all", name="read", surface=Surface(set="few"))
     assert [link.sent[-1].call.set for link in lab.links.values()] == ["few", "few"], "records name it too"
     for name in ("m1", "m2"):
@@ -333,12 +336,12 @@ async def test_a_call_of_a_fleet_counts_for_the_set_in_which_it_was_called() -> 
 
 async def test_the_members_of_a_fleet_are_one_tool_unless_a_budget_names_one() -> None:
     lab = Lab("m1", "m2")
-    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
-    told.change((Budget("each", calls=3, per="tool"), Budget("member", calls=9, per="tool", tools=("m1.*",))))
+    received = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    received.change((Budget("each", calls=3, per="tool"), Budget("member", calls=9, per="tool", tools=("m1.*",))))
     lab.start("all")
     lab.start("m1")
     assert isinstance(lab.start("m2").fault, BudgetExceeded)
-    shown = told.list(OPERATOR, limit=9, after="").counters
+    shown = received.list(OPERATOR, limit=9, after="").counters
     assert {(each.budget, each.subject["tool"]): each.calls for each in shown} == {
         ("each", "lab.read"): 3,
         ("member", "m1.read"): 2,
@@ -369,7 +372,7 @@ async def test_a_call_of_all_members_is_held_if_all_of_them_would_spend_too_much
     assert len(lab.links["m1"].sent) == 1, "one more is too much in either case"
 
 
-async def test_what_a_call_of_all_members_costs_is_the_sum_in_each_counter() -> None:
+async def test_a_call_of_all_members_costs_the_sum_in_each_counter() -> None:
     lab = Lab("m1", "m2", "m3")
     budgets = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
     wanted = {
@@ -539,7 +542,7 @@ async def test_a_caller_sees_its_own_counters_and_operators_all_page_by_page() -
         stage.budgets.list(OPERATOR, limit=2, after="x")
 
 
-async def test_two_nodes_that_count_in_one_journal_add_up_what_both_have_counted() -> None:
+async def test_two_nodes_with_one_journal_add_up_their_counts() -> None:
     journal, budget = MemoryJournal(), Budget("calls", per="caller", period="day", calls=100)
     nodes = [Counted(budget, journal=journal) for _ in range(3)]
     for turn in range(1, 6):

@@ -1,4 +1,4 @@
-"""One timer for all deadlines: never early, a tick late at most, and one's failure costs nobody else theirs."""
+"""One timer for all deadlines: never early, a tick late at most, and independent of failing callbacks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_deadlines_pass_in_their_order() -> None:
         assert await sooner.expired < await later.expired
 
 
-async def test_what_was_taken_out_does_not_expire() -> None:
+async def test_removed_deadlines_do_not_expire() -> None:
     deadlines = Deadlines(asyncio.get_running_loop())
     ended, waiting = Waiting(), Waiting()
     bucket = deadlines.add(ended, 0.0)

@@ -1,4 +1,4 @@
-"""Calls of fleets: what becomes of them when members fail, ask, report, or are too many for one turn of the loop."""
+"""Calls of fleets whose members fail, ask, report, or are too many for one turn of the loop."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rows_of(listener: Listener) -> dict[str, Any]:
     return {row["member"]: row for row in json.loads(bytes(result.payload))["structuredContent"]["members"]}
 
 
-async def test_if_no_member_has_a_good_answer_any_returns_what_each_said() -> None:
+async def test_without_a_good_answer_any_returns_the_answer_of_each_member() -> None:
     lab = Lab("m1", "m2", read_only=("*",))
     listener = lab.start("any")
     lab.finish("m1", Result(raw({"content": [{"type": "text", "text": "no"}], "isError": True}), is_error=True))
@@ -244,7 +244,7 @@ async def test_a_call_that_no_member_ran_leaves_its_approval() -> None:
     assert [len(link.sent) for link in lab.links.values()] == [1, 1], "nobody is asked again"
 
 
-async def test_a_member_that_waits_for_a_person_at_the_deadline_says_for_what() -> None:
+async def test_a_member_waiting_for_approval_at_the_deadline_names_the_approval() -> None:
     lab = Lab("m1", "m2", deadline=0.05)
     approvals = lab.hub.approvals = CallApprovals(MemoryJournal(), time.time, lambda *_, **__: None)
     approvals.has_operator = True

@@ -136,15 +136,15 @@ async def test_a_defect_in_a_stage_costs_one_call_and_is_named(monkeypatch: pyte
 
 async def test_watchers_are_notified_of_changes_and_of_nothing_else() -> None:
     stage = Stage()
-    heard: list[int] = []
-    unwatch = stage.hub.watch(lambda: heard.append(stage.hub.snapshot.version))
+    received: list[int] = []
+    unwatch = stage.hub.watch(lambda: received.append(stage.hub.snapshot.version))
     stage.hub.publish(ready(tool()))  # as it was
-    assert heard == []
+    assert received == []
     stage.hub.publish(ready(tool(), tool("write")))
     unwatch()
     stage.hub.publish(ready())
-    assert len(heard) == 1
-    assert stage.hub.snapshot.version == heard[0] + 1
+    assert len(received) == 1
+    assert stage.hub.snapshot.version == received[0] + 1
 
 
 async def test_servers_that_change_together_make_one_snapshot() -> None:
@@ -169,35 +169,35 @@ async def test_a_server_that_comes_and_goes_unseen_leaves_nothing() -> None:
 
 async def test_a_broken_watcher_keeps_notifications_from_no_other() -> None:
     stage = Stage()
-    heard: list[str] = []
+    received: list[str] = []
 
     def broken() -> None:
         raise RuntimeError("a defect of a frontend")
 
     stage.hub.watch(broken)
-    stage.hub.watch(lambda: heard.append("told"))
+    stage.hub.watch(lambda: received.append("told"))
     stage.hub.publish(ready())
     await asyncio.sleep(0)  # a machine that stood still meanwhile has the second told in the next turn
-    assert heard == ["told"]
+    assert received == ["told"]
 
 
 async def test_many_watchers_do_not_keep_the_loop_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.core.calls.hub.NOTIFY_SECONDS", -1.0)  # each takes longer than all may
     stage = Stage()
-    heard: list[str] = []
+    received: list[str] = []
     for name in ("one", "two", "three"):
-        stage.hub.watch(partial(heard.append, name))
-    leave = stage.hub.watch(partial(heard.append, "gone"))
+        stage.hub.watch(partial(received.append, name))
+    leave = stage.hub.watch(partial(received.append, "gone"))
     stage.hub.publish(ready())
-    assert heard == ["one"]
-    asyncio.get_running_loop().call_soon(heard.append, "somebody else")
+    assert received == ["one"]
+    asyncio.get_running_loop().call_soon(received.append, "somebody else")
     await asyncio.sleep(0)
-    assert heard == ["one", "two", "somebody else"]
+    assert received == ["one", "two", "somebody else"]
     leave()
     stage.hub.publish(ready(tool("write")))  # who has not heard of the last one comes first, and hears once of both
     for _ in range(5):
         await asyncio.sleep(0)
-    assert heard == ["one", "two", "somebody else", "three", "one", "two"]
+    assert received == ["one", "two", "somebody else", "three", "one", "two"]
 
 
 async def test_a_call_keeps_the_tool_that_it_found() -> None:
@@ -282,7 +282,7 @@ async def test_news_of_an_unsettled_server_keeps_listings_waiting() -> None:
     assert stage.hub.settling
 
 
-async def test_a_hub_counts_what_runs_and_what_waits_on_all_server_queues() -> None:
+async def test_a_hub_counts_running_and_waiting_calls_of_all_server_queues() -> None:
     hub = Hub(Limits(max_calls=1), Notes())
     assert hub.running() == 0
     stage = Stage(limits=Limits(max_calls=1))
@@ -355,7 +355,7 @@ async def test_a_closed_server_queue_is_invisible_and_delays_no_listing() -> Non
     assert listener.ends == [DONE]
 
 
-async def test_at_the_end_every_call_is_withdrawn_whatever_server_queue_it_is_on() -> None:
+async def test_shutting_down_withdraws_calls_of_every_server_queue() -> None:
     stage = Stage(limits=Limits(max_calls=1))
     calls = [stage.start()[1] for _ in range(2)]
     replacement(stage)
@@ -395,7 +395,7 @@ def patient() -> Limits:
     return Limits(listing_seconds=60.0)
 
 
-async def test_a_listing_waits_for_what_its_caller_alone_is_listed() -> None:
+async def test_a_listing_waits_for_the_callers_own_list() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
     listing = asyncio.ensure_future(stage.hub.view_for(ANYONE, EVERYTHING, ABLE))
@@ -423,7 +423,7 @@ async def test_a_listing_does_not_wait_for_ever_and_each_server_has_its_time_onc
             assert list((await stage.hub.view_for(ANYONE, EVERYTHING, ABLE)).routes) == ["files.read"]
 
 
-async def test_servers_that_the_caller_cannot_see_are_not_asked_what_it_is_listed() -> None:
+async def test_hidden_servers_are_not_asked_for_the_callers_list() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
     stranger = Caller("stranger", "default", Grants(("other",)))
@@ -469,14 +469,14 @@ async def test_a_call_that_is_withdrawn_while_it_is_put_off_never_starts() -> No
     assert stage.link.sent == []
 
 
-async def test_what_is_known_to_be_unknown_is_so_at_once() -> None:
+async def test_a_known_missing_tool_fails_at_once() -> None:
     stage = Stage(limits=patient())
     Pupil(stage, knows=True)
     assert isinstance(stage.start(call("files.ask", client_caps=ABLE))[1].fault, UnknownTool)
     assert isinstance(stage.start(call("files.ask"))[1].fault, UnknownTool)
 
 
-async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
+async def test_a_closed_server_is_not_asked_for_its_list() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
     stage.hub.close_server_queue(SERVER)
@@ -489,22 +489,22 @@ async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
 async def test_slow_watchers_are_left_alone_for_a_while_and_then_notified_once() -> None:
     stage = Stage()
     clock = Clock(stage)
-    heard: list[int] = []
+    received: list[int] = []
 
     def look() -> None:
-        heard.append(stage.hub.snapshot.version)
+        received.append(stage.hub.snapshot.version)
         clock.seconds += 0.02
 
     stage.hub.watch(look)
     for number in range(100):
         stage.hub.publish(ready(tool(f"t{number}")))
-    assert len(heard) == 1
+    assert len(received) == 1
     clock.seconds += 0.08
     clock.turn()
-    assert heard[1:] == [stage.hub.snapshot.version]
+    assert received[1:] == [stage.hub.snapshot.version]
     clock.seconds += 1.0
     stage.hub.publish(ready())
-    assert len(heard) == 3
+    assert len(received) == 3
 
 
 class Clock:
@@ -578,7 +578,7 @@ async def test_a_name_for_language_models_may_be_called_with_underscores_for_its
         ("resource", UnknownResource, "Resource not found: web.x"),
     ],
 )
-async def test_what_is_unknown_and_what_is_denied_end_alike(kind: Kind, fault: type, message: str) -> None:
+async def test_unknown_and_denied_names_end_alike(kind: Kind, fault: type, message: str) -> None:
     stage = Stage.of(OFFER)
     nobody = Caller("nobody", "default", Grants(()))
     denied = stage.start(call("web.x", kind=kind, caller=nobody))[1].fault
@@ -641,9 +641,11 @@ async def test_a_call_without_a_waiting_caller_may_take_as_long_as_anything() ->
 
 async def test_a_task_request_to_a_vanished_server_was_not_executed() -> None:
     stage = Stage()
-    _, told = stage.start(msgspec.structs.replace(call("t"), kind="task", surface=Surface("own", ServerName("gone"))))
-    assert isinstance(told.fault, NotConnected)
-    assert told.fault.executed == "no"
+    _, received = stage.start(
+        msgspec.structs.replace(call("t"), kind="task", surface=Surface("own", ServerName("gone")))
+    )
+    assert isinstance(received.fault, NotConnected)
+    assert received.fault.executed == "no"
     _, lost = stage.start(msgspec.structs.replace(call("t"), kind="task"))
     assert isinstance(lost.fault, UnknownTool)
 
@@ -696,13 +698,13 @@ async def test_a_method_is_of_one_server_alone(surface: Surface) -> None:
     assert isinstance(versed().start(method(surface=surface))[1].fault, UnknownTool)
 
 
-async def test_a_method_would_reveal_what_the_operator_hides() -> None:
+async def test_a_method_is_unknown_where_the_operator_hides_tools() -> None:
     stage = versed(msgspec.structs.replace(OFFER, rules=ToolRules(hidden=("write",))))
     assert isinstance(stage.start(method())[1].fault, UnknownTool)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "line\r\nbreak", "x" * 129, "läuten"])
-async def test_what_no_method_is_called_goes_nowhere(name: str) -> None:
+async def test_invalid_method_names_are_not_sent(name: str) -> None:
     stage = versed()
     assert isinstance(stage.start(method(name))[1].fault, UnknownTool)
     assert stage.link.sent == []

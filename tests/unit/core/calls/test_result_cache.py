@@ -1,4 +1,4 @@
-"""What may be given again: to whom, for what, for how long, and never an error."""
+"""Cached results: for which caller and call, for how long, and never an error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read(uri: str = NOTES, caller: Caller = ANYONE) -> Call:
     return call(uri, kind="resource", caller=caller)
 
 
-def said(listener: Listener) -> Any:
+def payload_of(listener: Listener) -> Any:
     (outcome,) = listener.ends
     assert isinstance(outcome, Result)
     return json.loads(bytes(outcome.payload))
@@ -71,11 +71,11 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
     stage = Stage.of(KEPT)
     first = answer(stage, call(arguments={"path": "/"}), Result(raw({"content": [], "_meta": {"own": 1}})))
     again = answer(stage, call(arguments={"path": "/"}), DONE)
-    assert said(first) == {"content": [], "_meta": {"own": 1}}
-    told = said(again)
-    assert told["content"] == []
-    assert told["_meta"]["own"] == 1
-    assert told["_meta"][CACHED_KEY]["ageSeconds"] >= 0
+    assert payload_of(first) == {"content": [], "_meta": {"own": 1}}
+    received = payload_of(again)
+    assert received["content"] == []
+    assert received["_meta"]["own"] == 1
+    assert received["_meta"][CACHED_KEY]["ageSeconds"] >= 0
     assert len(stage.link.sent) == 1
     assert stage.server_queue.running == 0
 
@@ -83,8 +83,8 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
 @pytest.mark.parametrize("value", [7, "text", {"sum": 3}])
 async def test_a_plain_server_s_value_is_given_again_as_it_is(value: Any) -> None:
     stage = Stage.of(KEPT)
-    told = [answer(stage, call(), Result(raw(value), is_bare=True)) for _ in range(2)]
-    assert [said(each) for each in told] == [value, value]
+    received = [answer(stage, call(), Result(raw(value), is_bare=True)) for _ in range(2)]
+    assert [payload_of(each) for each in received] == [value, value]
     assert len(stage.link.sent) == 1
 
 
@@ -147,7 +147,7 @@ async def test_members_beside_the_arguments_are_distinguished_wherever_one_ends(
 
 
 @pytest.mark.parametrize("outcome", [Result(raw({}), is_error=True), Lost(SERVER, "gone", executed="unknown")])
-async def test_what_went_wrong_is_never_given_again(outcome: Outcome) -> None:
+async def test_failures_are_never_cached(outcome: Outcome) -> None:
     stage = Stage.of(KEPT)
     answer(stage, call(), outcome)
     assert fresh(stage, call())
@@ -166,7 +166,7 @@ async def test_a_tool_that_is_described_anew_is_asked_anew() -> None:
     assert fresh(stage, call())
 
 
-async def test_arguments_that_are_refused_are_refused_whatever_is_kept() -> None:
+async def test_invalid_arguments_are_refused_despite_a_cached_result() -> None:
     strict = tool("read", inputSchema={"type": "object", "required": ["path"]})
     stage = Stage.of(ready(strict, rules=KEPT.rules))
     answer(stage, call(arguments={"path": 1}), DONE)
@@ -191,7 +191,7 @@ async def test_a_resource_is_given_again_while_its_server_lets_it() -> None:
     assert fresh(stage, read(caller=OTHER))
 
 
-async def test_a_resource_of_which_its_server_says_nothing_is_always_read() -> None:
+async def test_a_resource_without_cache_hints_is_always_read() -> None:
     stage = Stage.of(KEPT)
     answer(stage, read(), Result(raw({"contents": []})))
     assert fresh(stage, read())
@@ -205,7 +205,7 @@ async def test_public_results_are_returned_to_all_callers_that_may_read_them() -
     assert stage.start(read(caller=limited))[1].fault.reason == "unknown_resource"
 
 
-async def test_what_a_server_calls_public_that_is_not_trusted_stays_its_callers_own() -> None:
+async def test_public_results_of_an_untrusted_server_stay_private() -> None:
     stage = Stage.of(msgspec.structs.replace(KEPT, rules=ToolRules(cached=("read",), cache_seconds=10.0)))
     for asked in (read(), call("files.read")):
         answer(stage, asked, Result(raw({"contents": []}), ttl_seconds=60.0, is_public=True))
@@ -213,12 +213,12 @@ async def test_what_a_server_calls_public_that_is_not_trusted_stays_its_callers_
         assert fresh(stage, msgspec.structs.replace(asked, caller=OTHER))
 
 
-async def test_a_callers_own_comes_before_what_is_everybodys() -> None:
+async def test_a_callers_own_cached_result_precedes_a_public_one() -> None:
     stage = Stage.of(KEPT)
     answer(stage, read(), Result(raw({"whose": "mine"}), ttl_seconds=60.0))
     answer(stage, read(caller=OTHER), Result(raw({"whose": "everybody's"}), ttl_seconds=60.0, is_public=True))
-    assert said(answer(stage, read(), DONE))["whose"] == "mine"
-    assert said(answer(stage, read(caller=NAMESAKE), DONE))["whose"] == "everybody's"
+    assert payload_of(answer(stage, read(), DONE))["whose"] == "mine"
+    assert payload_of(answer(stage, read(caller=NAMESAKE), DONE))["whose"] == "everybody's"
 
 
 async def test_an_update_makes_the_hub_forget_that_resource_and_no_other() -> None:
@@ -240,7 +240,7 @@ async def test_a_prompt_and_a_completion_are_always_asked() -> None:
 # -- servers that go -----------------------------------------------------------------------------------------------
 
 
-async def test_what_a_removed_server_said_is_forgotten() -> None:
+async def test_cached_results_of_a_removed_server_are_dropped() -> None:
     stage = Stage.of(KEPT)
     answer(stage, call(), DONE)
     stage.hub.close_server_queue(SERVER)
@@ -248,7 +248,7 @@ async def test_what_a_removed_server_said_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-async def test_what_a_replaced_server_says_late_is_not_taken_for_the_new_ones(*, comes_back: bool) -> None:
+async def test_late_results_of_a_replaced_server_are_not_cached(*, comes_back: bool) -> None:
     stage = Stage.of(KEPT)
     late, _ = stage.start()
     if comes_back:
@@ -287,7 +287,7 @@ async def test_nothing_is_kept_for_more_than_a_day() -> None:
 
 
 @pytest.mark.parametrize("meta", [None, 7, "text", []])
-async def test_metadata_that_is_none_gives_way_to_the_mark(meta: object) -> None:
+async def test_invalid_metadata_is_replaced_by_the_cache_mark(meta: object) -> None:
     recall, asked = ResultCache(), await a_call(call())
     recall.keep(asked, Result(raw({"_meta": meta}), is_typed=True), 10.0, 0.0)
     known = recall.find(asked, 1.0)
@@ -356,7 +356,7 @@ async def test_forgetting_leaves_nothing_behind() -> None:
     assert (len(recall), recall._size_bytes, recall._under) == (0, 0, {})
 
 
-async def test_a_shorter_time_holds_for_what_is_kept_already() -> None:
+async def test_a_shorter_ttl_applies_to_cached_results() -> None:
     stage, recall = Stage.of(KEPT), ResultCache()
     asked, _ = stage.start(call())
     recall.keep(asked, DONE, 10.0, 0.0)
@@ -374,19 +374,19 @@ async def test_a_shorter_time_holds_for_what_is_kept_already() -> None:
     ("said_ms", "age", "left"),
     [(10_000, 4.0, 6_000), (10_000, 9.9999, 0), (10_000.5, 1.0, 9_000), (1e18, 1.0, 86_399_000)],
 )
-def test_what_is_given_again_holds_for_what_is_left_of_its_time(said_ms: float, age: float, left: int) -> None:
+def test_a_cached_result_has_the_remaining_ttl(said_ms: float, age: float, left: int) -> None:
     result = Result(raw({"contents": [], "ttlMs": said_ms, "cacheScope": "private"}), ttl_seconds=said_ms / 1000)
-    told = json.loads(bytes(recall_module._with_age(result, age).payload))
-    assert (told["ttlMs"], told["cacheScope"]) == (left, "private")
+    response = json.loads(bytes(recall_module._with_age(result, age).payload))
+    assert (response["ttlMs"], response["cacheScope"]) == (left, "private")
 
 
-def test_of_what_says_nothing_usable_of_its_time_nothing_is_said() -> None:
+def test_a_result_without_a_usable_ttl_gets_none() -> None:
     odd = json.loads(bytes(recall_module._with_age(Result(raw({"ttlMs": "soon"})), 1.0).payload))
     assert odd["ttlMs"] == "soon"
     assert "ttlMs" not in json.loads(bytes(recall_module._with_age(Result(raw({}), ttl_seconds=5.0), 1.0).payload))
 
 
-async def test_what_names_a_task_is_not_given_again() -> None:
+async def test_results_that_name_a_task_are_not_cached() -> None:
     stage = Stage.of(KEPT)
     answer(stage, call("files.read"), Result(raw({"taskId": "t"}), is_typed=True, task_of=SERVER))
     assert fresh(stage, call("files.read"))

@@ -163,7 +163,7 @@ async def test_structured_content_is_kept_whole_or_left_out() -> None:
 
 
 @pytest.mark.parametrize(("frontend", "is_error"), [("mcp", True), ("sse", True), ("rest", False), ("a2a", False)])
-async def test_without_what_a_tool_declares_the_result_is_an_error_for_clients_that_check_it(
+async def test_a_cut_result_without_declared_members_is_an_error_for_checking_clients(
     frontend: str, *, is_error: bool
 ) -> None:
     stage = Cut()
@@ -277,11 +277,11 @@ async def test_only_its_caller_reads_a_kept_result_and_others_learn_nothing() ->
     stage = Cut()
     uri = link_of(await stage.cut({"content": [{"type": "text", "text": "x" * 3 * LIMIT}]}))
     assert await stage.read(uri)
-    told = stage.refusal(uri, OTHER)
-    assert told.removeprefix(f"Resource not found: {uri}") == stage.refusal(f"{URI}x", OTHER).removeprefix(
+    received = stage.refusal(uri, OTHER)
+    assert received.removeprefix(f"Resource not found: {uri}") == stage.refusal(f"{URI}x", OTHER).removeprefix(
         f"Resource not found: {URI}x"
     )
-    assert "kept for 3600 s" in told
+    assert "kept for 3600 s" in received
 
 
 async def test_an_expired_result_and_a_dropped_one_say_so() -> None:
@@ -390,7 +390,7 @@ TEXTS = ["x" * 20_000, "é€😀" * 3_000, '"\\\n\t/' * 4_000, "\\" * 9_001]
 
 @pytest.mark.parametrize("is_ascii", [False, True])
 @pytest.mark.parametrize("text", TEXTS, ids=["plain", "wide", "escaped", "backslashes"])
-async def test_what_is_left_out_can_be_read_in_parts(text: str, *, is_ascii: bool) -> None:
+async def test_the_omitted_part_can_be_read_in_pieces(text: str, *, is_ascii: bool) -> None:
     stage = Cut()
     written = json.dumps({"content": [{"type": "text", "text": text}]}, ensure_ascii=is_ascii)
     stage.answer = Result(Raw(written.encode()))

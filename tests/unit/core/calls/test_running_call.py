@@ -1,4 +1,4 @@
-"""A call in flight ends exactly once, whoever is first."""
+"""A call in flight ends exactly once, by the first outcome."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_late_answer_is_counted_and_dropped() -> None:
     assert stage.server_queue.running == 0
 
 
-async def test_whatever_comes_first_wins_and_the_rest_changes_nothing() -> None:
+async def test_the_first_outcome_wins_and_later_ones_change_nothing() -> None:
     ways: dict[str, Callable[[InFlight], object]] = {
         "answer": lambda inflight: inflight.finish(DONE),
         "loss": lambda inflight: inflight.finish(Lost(SERVER, "gone", executed="unknown")),
@@ -305,7 +305,7 @@ async def test_a_server_that_reports_for_ever_ends_with_the_longest_that_any_cal
     assert "did not answer within 0.3 s" in str(listener.fault)
 
 
-async def test_progress_does_not_extend_what_the_caller_can_wait() -> None:
+async def test_progress_does_not_extend_the_callers_timeout() -> None:
     _, listener = await reporting(Stage(limits=Limits(call_seconds=0.2)).start(call(timeout=0.3)))
     assert isinstance(listener.fault, TimedOut)
     assert "did not answer within 0.3 s" in str(listener.fault)
@@ -345,7 +345,7 @@ async def ask_for_ever(inflight: InFlight, listener: Listener) -> None:
             listener.asked[-1][1](ANSWER)
 
 
-async def test_a_server_that_asks_for_ever_does_not_outlive_what_any_call_may_take(
+async def test_a_server_that_asks_for_ever_is_cut_by_the_hard_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ASKED_MAX", 10**9)
@@ -384,8 +384,8 @@ async def test_an_exchange_that_breaks_on_a_question_declines_it_and_the_call_go
     assert listener.ends == [DONE]
 
 
-async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
-    for way, told in (
+async def test_the_first_outcome_wins_while_a_question_is_open() -> None:
+    for way, received in (
         (InFlight.expire, GIVEN_UP),
         (lambda inflight: inflight.cancel("enough"), GIVEN_UP),
         (lambda inflight: inflight.finish(DONE), TOO_LATE),
@@ -394,31 +394,31 @@ async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
         inflight, listener, answers = asked(stage)
         way(inflight)
         listener.asked[0][1](ANSWER)
-        assert (len(listener.ends), answers, stage.server_queue.running) == (1, [told], 0)
+        assert (len(listener.ends), answers, stage.server_queue.running) == (1, [received], 0)
         assert stage.hub.deadlines.pending() == []
 
 
-# -- questions that are not asked any more -----------------------------------------------------------------------------
+# -- retracted questions -----------------------------------------------------------------------------------------------
 
 
 class Spared(Listener):
-    """A caller that can be told to let a question be."""
+    """A caller that receives retractions of questions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[object] = []
-        """What it was told, in order: which question not to answer, and the end."""
+        self.received: list[object] = []
+        """Retracted questions and the end, in order."""
 
     def retract(self, reply: OnReply) -> None:
-        self.told.append(reply)
+        self.received.append(reply)
 
     def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
-        told = self.told
-        return lambda: told.append(reply)
+        received = self.received
+        return lambda: received.append(reply)
 
     def end(self, outcome: Outcome) -> None:
         super().end(outcome)
-        self.told.append(outcome)
+        self.received.append(outcome)
 
 
 def spared(stage: Stage, timeout: float = 3600.0) -> tuple[InFlight, Spared]:
@@ -434,7 +434,7 @@ async def test_a_retracted_question_gets_no_answer_and_the_clock_runs_again() ->
     question.retract()
     question.retract()
     listener.asked[0][1](ANSWER)
-    assert (listener.told, answers, question.is_open) == ([question], [], False)
+    assert (listener.received, answers, question.is_open) == ([question], [], False)
     async with asyncio.timeout(30):
         await listener.ended.wait()
     assert isinstance(listener.fault, TimedOut)
@@ -447,7 +447,7 @@ async def test_a_question_that_was_answered_cannot_be_taken_back() -> None:
     listener.asked[0][1](ANSWER)
     assert question is not None
     question.retract()
-    assert (listener.told, answers) == ([], [ANSWER])
+    assert (listener.received, answers) == ([], [ANSWER])
 
 
 async def test_a_caller_that_is_never_asked_has_nothing_to_take_back() -> None:
@@ -472,7 +472,7 @@ async def test_a_call_that_fails_retracts_its_questions_before_it_ends(
     answers: list[Reply] = []
     questions = [inflight.ask(QUESTION, answers.append, lasts=lasts) for _ in range(2)]
     way(inflight)
-    assert listener.told == [*questions, *listener.ends]
+    assert listener.received == [*questions, *listener.ends]
     listener.asked[0][1](ANSWER)
     assert answers == [GIVEN_UP, GIVEN_UP]
 
@@ -482,12 +482,12 @@ async def test_a_call_that_was_answered_takes_along_only_the_questions_that_are_
     answers: list[Reply] = []
     own, other = [inflight.ask(QUESTION, answers.append, lasts=lasts) for lasts in (False, True)]
     inflight.finish(DONE)
-    assert (listener.told, answers) == ([own, DONE], [TOO_LATE])
+    assert (listener.received, answers) == ([own, DONE], [TOO_LATE])
     listener.asked[1][1](ANSWER)
     assert answers == [TOO_LATE, ANSWER]
     assert other is not None
     other.retract()
-    assert listener.told == [own, DONE]
+    assert listener.received == [own, DONE]
 
 
 async def test_a_question_that_outlived_its_call_can_still_be_taken_back() -> None:
@@ -497,7 +497,7 @@ async def test_a_question_that_outlived_its_call_can_still_be_taken_back() -> No
     inflight.finish(DONE)
     assert question is not None
     question.retract()
-    assert (listener.told, answers) == ([DONE, question], [])
+    assert (listener.received, answers) == ([DONE, question], [])
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -522,10 +522,10 @@ async def test_a_question_that_may_be_about_several_calls_ends_with_the_last() -
     question = three.ask(QUESTION, answers.append, (one, two))
     for inflight in (three, one):
         inflight.finish(DONE)
-    assert (first.told, second.told, third.told, answers) == ([DONE], [], [DONE], [])
+    assert (first.received, second.received, third.received, answers) == ([DONE], [], [DONE], [])
     assert two.questions == (question,)
     two.cancel("enough")
-    assert (third.told, answers) == ([DONE, question], [GIVEN_UP])
+    assert (third.received, answers) == ([DONE, question], [GIVEN_UP])
     assert [inflight.questions for inflight in (one, two, three)] == [()] * 3
 
 
@@ -541,7 +541,7 @@ async def test_questions_that_end_one_another_end_once() -> None:
 
     questions += inflight.ask(QUESTION, break_off), inflight.ask(QUESTION, answers.append)
     inflight.finish(DONE)
-    assert (listener.told, answers) == ([*questions, DONE], [TOO_LATE])
+    assert (listener.received, answers) == ([*questions, DONE], [TOO_LATE])
 
 
 async def test_an_exchange_that_breaks_at_a_retraction_affects_no_other() -> None:

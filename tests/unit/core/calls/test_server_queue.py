@@ -1,4 +1,4 @@
-"""One server's slots, queue and breaker: what happens on one server queue stays on it."""
+"""One server's slots, queue and breaker do not affect other servers."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def breaks(inflight: InFlight) -> None:
 
 async def test_calls_beyond_the_slots_wait_and_beyond_the_queue_are_refused_at_once() -> None:
     stage = Stage(limits=SMALL)
-    heard = [stage.start()[1] for _ in range(6)]
+    received = [stage.start()[1] for _ in range(6)]
     assert (stage.server_queue.running, stage.server_queue.queued, len(stage.link.sent)) == (2, 3, 2)
-    assert isinstance(heard[5].fault, Overloaded)
-    assert (heard[5].fault.executed, heard[5].fault.retry_after) == ("no", 1.0)
-    assert not any(listener.ends for listener in heard[:5])
+    assert isinstance(received[5].fault, Overloaded)
+    assert (received[5].fault.executed, received[5].fault.retry_after) == ("no", 1.0)
+    assert not any(listener.ends for listener in received[:5])
 
 
 # -- calls that calls make ---------------------------------------------------------------------------------------------
@@ -77,9 +77,9 @@ async def test_a_call_that_waits_for_its_own_makers_is_refused_at_once() -> None
 async def test_of_calls_whose_makers_keep_every_slot_only_the_last_is_refused() -> None:
     stage = Stage(limits=SMALL)
     ann, ben = stage.start()[0], stage.start()[0]
-    first, heard = made_by(stage, ann)
+    first, received = made_by(stage, ann)
     assert isinstance(made_by(stage, ben)[1].fault, Overloaded)
-    assert not heard.ends
+    assert not received.ends
     ben.finish(DONE)
     assert stage.link.sent == [ann, ben, first]
 
@@ -90,8 +90,8 @@ async def test_a_cancelled_waiter_delays_no_other() -> None:
     inner, _ = made_by(stage, outer)
     beside, _ = stage.start()
     outer.finish(DONE)
-    innermost, heard = made_by(stage, inner)
-    assert (heard.ends, stage.server_queue.queued) == ([], 1)
+    innermost, received = made_by(stage, inner)
+    assert (received.ends, stage.server_queue.queued) == ([], 1)
     beside.finish(DONE)
     assert stage.link.sent == [outer, inner, beside, innermost]
 
@@ -102,8 +102,8 @@ async def test_a_tenant_that_waits_for_its_own_calls_is_refused_though_others_ha
     stage.start(call(caller=Caller("eve", "elsewhere", Grants(("*",)))))
     made = stage.start()[0]
     for _ in range(2):
-        made, heard = made_by(stage, made)
-        assert not heard.ends
+        made, received = made_by(stage, made)
+        assert not received.ends
     assert isinstance(made_by(stage, made)[1].fault, Overloaded)
 
 
@@ -139,21 +139,21 @@ async def test_without_a_link_a_call_gets_the_reason() -> None:
 
 async def test_waiting_calls_get_an_error_when_the_link_is_lost() -> None:
     stage = Stage(limits=SMALL)
-    heard = [stage.start()[1] for _ in range(5)]
+    received = [stage.start()[1] for _ in range(5)]
     stage.server_queue.detach("its process ended", is_failure=True)
-    assert [type(listener.fault) for listener in heard[2:]] == [NotConnected] * 3
-    assert not heard[0].ends
+    assert [type(listener.fault) for listener in received[2:]] == [NotConnected] * 3
+    assert not received[0].ends
     assert (stage.server_queue.running, stage.server_queue.queued) == (2, 0)
 
 
 async def test_a_link_that_broke_a_moment_ago_ends_a_full_queue_too() -> None:
     """The link knows that it is broken before its reconnector detaches it, and ends what it is still given."""
     stage = Stage()
-    heard = [stage.start()[1] for _ in range(64 + 256)]
+    received = [stage.start()[1] for _ in range(64 + 256)]
     stage.link.at_once = breaks
     for inflight in list(stage.link.sent):
         inflight.finish(GONE)
-    assert [len(listener.ends) for listener in heard] == [1] * 320
+    assert [len(listener.ends) for listener in received] == [1] * 320
     assert (stage.server_queue.running, stage.server_queue.queued) == (0, 0)
 
 
@@ -208,7 +208,7 @@ async def test_answers_and_withdrawals_do_not_count_against_a_server(outcome: Ou
     assert not stage.start()[1].ends
 
 
-async def test_what_anybody_can_make_up_says_nothing_of_whether_a_server_works() -> None:
+async def test_invented_names_do_not_count_for_the_circuit_breaker() -> None:
     stage = Stage()
     setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that does
     made_up = call("foo/bar", kind="method", surface=Surface("own", SERVER))
@@ -251,7 +251,7 @@ async def test_links_lost_five_times_in_a_row_close_the_way_until_one_starts_wel
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.reason)
-async def test_the_table_of_faults_decides_what_counts_against_a_server(kind: type[Fault]) -> None:
+async def test_the_table_of_faults_decides_which_outcomes_open_the_breaker(kind: type[Fault]) -> None:
     outcome = kind.__new__(kind)
     outcome.message = ""
     if isinstance(outcome, Lost):
@@ -363,14 +363,14 @@ async def test_waiting_calls_are_not_overtaken_while_they_are_sent() -> None:
 
 async def test_a_waiter_for_an_idle_server_queue_is_notified_of_the_last_call_only() -> None:
     stage = Stage(limits=SMALL)
-    heard: list[int] = []
-    stage.server_queue.on_idle = lambda: heard.append(stage.server_queue.running + stage.server_queue.queued)
+    received: list[int] = []
+    stage.server_queue.on_idle = lambda: received.append(stage.server_queue.running + stage.server_queue.queued)
     calls = [stage.start()[0] for _ in range(3)]
     for inflight in calls[:-1]:
         inflight.finish(DONE)
-    assert heard == []
+    assert received == []
     calls[-1].finish(DONE)
-    assert heard == [0]
+    assert received == [0]
 
 
 async def test_the_owner_of_unshared_links_is_notified_of_every_sent_call() -> None:
@@ -561,9 +561,9 @@ async def test_a_tenant_leaves_a_quarter_of_a_server_to_others() -> None:
 
 async def test_a_tenant_leaves_a_quarter_of_the_queue_to_others() -> None:
     stage = shared(Limits(max_calls=4, max_queued=4))
-    heard = [stage.start(call(caller=ANN))[1] for _ in range(7)]
+    received = [stage.start(call(caller=ANN))[1] for _ in range(7)]
     assert (stage.server_queue.running, stage.server_queue.queued) == (3, 3)
-    assert isinstance(heard[6].fault, Overloaded)
+    assert isinstance(received[6].fault, Overloaded)
     assert not stage.start(call(caller=ELSA))[1].ends
     assert not stage.start(call(caller=ELSA))[1].ends
     assert (stage.server_queue.running, stage.server_queue.queued) == (4, 4)
@@ -573,8 +573,8 @@ async def test_a_tenant_leaves_a_quarter_of_the_queue_to_others_while_the_server
     stage = shared(Limits(max_calls=4, max_queued=4))
     stage.server_queue.grace = 60.0
     stage.server_queue.detach("it is gone", is_failure=False)
-    heard = [stage.start(call(caller=ANN))[1] for _ in range(4)]
-    assert isinstance(heard[3].fault, Overloaded)
+    received = [stage.start(call(caller=ANN))[1] for _ in range(4)]
+    assert isinstance(received[3].fault, Overloaded)
     assert not stage.start(call(caller=ELSA))[1].ends
     assert stage.server_queue.queued == 4
 
@@ -631,7 +631,7 @@ async def test_calls_that_last_leave_half_of_a_server_to_others() -> None:
     assert (stage.link.sent[-1], stage.server_queue.queued, stage.server_queue.running) == (tasks[2], 1, 4)
 
 
-async def test_what_came_behind_a_call_that_is_held_back_does_not_wait_for_it() -> None:
+async def test_calls_behind_a_held_call_do_not_wait_for_it() -> None:
     stage = Stage(limits=FOUR)
     tasks = [stage.start(lasting(ANN))[0] for _ in range(2)]
     plain = [stage.start(call(caller=BEN))[0] for _ in range(2)]
@@ -670,17 +670,17 @@ async def test_the_only_slot_is_had_by_a_call_that_lasts_too() -> None:
 
 async def test_a_held_back_call_can_be_cancelled_and_learns_of_a_lost_link() -> None:
     stage = Stage(limits=FOUR)
-    heard = [stage.start(lasting(ANN)) for _ in range(4)]
-    heard[2][0].cancel("enough")
-    assert (heard[2][1].fault.executed, stage.server_queue.queued) == ("no", 1)
+    received = [stage.start(lasting(ANN)) for _ in range(4)]
+    received[2][0].cancel("enough")
+    assert (received[2][1].fault.executed, stage.server_queue.queued) == ("no", 1)
     stage.server_queue.detach("its process ended", is_failure=True)
-    assert (type(heard[3][1].fault), stage.server_queue.queued) == (NotConnected, 0)
+    assert (type(received[3][1].fault), stage.server_queue.queued) == (NotConnected, 0)
 
 
 async def test_those_that_are_held_back_are_queued_as_others_are() -> None:
     stage = Stage(limits=SMALL)
-    heard = [stage.start(lasting(ANN))[1] for _ in range(5)]
-    assert (stage.server_queue.running, stage.server_queue.queued, type(heard[4].fault)) == (1, 3, Overloaded)
+    received = [stage.start(lasting(ANN))[1] for _ in range(5)]
+    assert (stage.server_queue.running, stage.server_queue.queued, type(received[4].fault)) == (1, 3, Overloaded)
 
 
 async def test_calls_of_scripts_leave_half_of_a_server_to_others() -> None:
@@ -746,7 +746,7 @@ async def test_a_caller_that_keeps_a_whole_server_waiting_gives_way_to_another()
     assert [inflight for inflight, _ in stage.link.withdrawn] == [stage.link.sent[0]]
 
 
-async def test_half_of_a_server_may_be_kept_waiting_whatever_else_waits_for_it() -> None:
+async def test_waiting_questions_keep_at_most_half_of_a_contended_server() -> None:
     stage = Stage(limits=FOUR)
     anns = [asked_of(stage, ANN) for _ in range(4)]
     for _ in range(5):
@@ -824,7 +824,7 @@ async def test_a_server_that_is_back_is_not_taken_for_away_when_the_grace_would_
     assert not waiting.ends
 
 
-async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> None:
+async def test_calls_that_waited_for_a_slot_wait_for_the_next_link() -> None:
     stage = Stage(limits=SMALL)
     stage.server_queue.grace = 60.0
     started = [stage.start() for _ in range(5)]
@@ -839,10 +839,10 @@ async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> Non
     assert back.sent[2] is started[4][0]
 
 
-async def test_a_call_that_waited_in_vain_learns_how_long_and_that_nothing_ran() -> None:
+async def test_a_call_that_timed_out_in_the_queue_reports_its_wait_and_that_nothing_ran() -> None:
     stage = patient(0.02)
-    heard = [stage.start()[1] for _ in range(2)]
-    for listener in heard:
+    received = [stage.start()[1] for _ in range(2)]
+    for listener in received:
         await asyncio.wait_for(listener.ended.wait(), 5)
         assert isinstance(listener.fault, NotConnected)
         assert listener.fault.executed == "no"
@@ -894,9 +894,9 @@ async def test_the_last_failed_attempt_is_reported() -> None:
 
 async def test_no_more_calls_wait_for_a_server_than_may_be_queued() -> None:
     stage = patient(limits=SMALL)
-    heard = [stage.start()[1] for _ in range(4)]
-    assert isinstance(heard[3].fault, Overloaded)
-    assert not any(listener.ends for listener in heard[:3])
+    received = [stage.start()[1] for _ in range(4)]
+    assert isinstance(received[3].fault, Overloaded)
+    assert not any(listener.ends for listener in received[:3])
 
 
 async def test_a_call_that_waits_for_a_server_still_has_its_own_deadline() -> None:
@@ -938,7 +938,7 @@ def due(loop: asyncio.AbstractEventLoop) -> list[float]:
     return [each.when() for each in handles if not each.cancelled() and each.when() > loop.time() + 1]
 
 
-async def test_a_server_queue_that_stops_waiting_ends_what_waits_at_once() -> None:
+async def test_a_server_queue_without_grace_ends_waiting_calls_at_once() -> None:
     stage = patient()
     _, listener = stage.start()
     stage.server_queue.grace = 0.0
@@ -961,7 +961,7 @@ async def test_a_hub_that_shuts_down_ends_waits_for_absent_servers_and_nothing_e
     assert listener.fault.executed == "no"
 
 
-async def test_what_waits_in_a_server_queue_goes_on_to_wait_in_the_one_that_takes_its_place() -> None:
+async def test_calls_of_a_replaced_server_queue_wait_in_the_new_one() -> None:
     stage = Stage(limits=SMALL)
     started = [stage.start()[0] for _ in range(5)]
     after = ServerQueue(SERVER, SMALL)

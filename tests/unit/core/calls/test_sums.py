@@ -25,7 +25,7 @@ from isthmus.model.names import ServerName
 from tests.unit.core.doubles import HeldLink, Listener, Notes, call, raw, ready, tool
 
 PROGRAMS = (*range(4_000),) if "ISTHMUS_SOAK" in os.environ else (*range(60), 3530)
-"""By their numbers; the last once held calls back that nobody called up again."""
+"""By their numbers; the last one once held calls back for ever."""
 STEPS = 60
 SERVERS = (ServerName("files"), ServerName("web"))
 TENANTS = ("a", "b", "c")
@@ -51,7 +51,7 @@ class Waiter(Listener):
 
 
 class SlowWitness:
-    """Writes when it is told to."""
+    """Writes when the test allows it."""
 
     def __init__(self) -> None:
         self.unwritten: list[Callable[[], None]] = []

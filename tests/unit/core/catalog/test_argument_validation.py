@@ -36,13 +36,13 @@ def test_arguments_that_fit_pass() -> None:
     assert check(ECHO, {"text": "hi"}) is None
 
 
-def test_what_is_wrong_is_said_with_its_place() -> None:
+def test_validation_errors_name_their_place() -> None:
     nested = {"type": "object", "properties": {"a": {"items": ECHO}}}
     assert check(ECHO, {}) == '"text" is a required property'
     assert str(check(nested, {"a": [{"text": "x"}, {"text": 1}]})).startswith("a.1.text: 1 is not of type")
 
 
-def test_what_is_too_much_is_named_where_nothing_is_taken() -> None:
+def test_additional_arguments_are_named_in_errors() -> None:
     # As MCP recommends it for a tool without arguments.
     nothing = {"type": "object", "additionalProperties": False}
     inside = {"type": "object", "properties": {"a": {"items": nothing}}}
@@ -65,16 +65,16 @@ def test_a_misspelt_argument_is_named_with_the_one_that_was_meant() -> None:
 
 
 def test_an_explanation_is_cut_however_much_was_sent() -> None:
-    told = check(ECHO, {"text": ["x" * 50_000]})
-    assert told is not None
-    assert len(told) == DETAIL_LENGTH_MAX
+    received = check(ECHO, {"text": ["x" * 50_000]})
+    assert received is not None
+    assert len(received) == DETAIL_LENGTH_MAX
 
 
 def test_long_arguments_are_checked_and_not_quoted() -> None:
     assert check(ECHO, {"text": "x" * 100_000}) is None
-    told = check(ECHO, {"text": ["x" * 100_000]})
-    assert told is not None
-    assert "100014 bytes" in told
+    received = check(ECHO, {"text": ["x" * 100_000]})
+    assert received is not None
+    assert "100014 bytes" in received
 
 
 def test_arguments_of_very_many_parts_are_too_expensive_for_the_event_loop() -> None:
@@ -108,7 +108,7 @@ def test_arguments_that_cannot_be_read_are_refused_and_break_nothing(text: bytes
         7,
     ],
 )
-def test_a_schema_that_points_outside_or_is_none_cannot_be_used_and_says_why(schema: Any) -> None:
+def test_an_invalid_or_external_schema_is_unusable_with_a_reason(schema: Any) -> None:
     with pytest.raises(UnusableSchema, match="its schema cannot be used"):
         compile_check(raw(schema), limit_bytes=4096)
 
@@ -182,7 +182,7 @@ def test_the_number_of_checks_kept_is_bounded() -> None:
     assert len(cache._checks) == 1
 
 
-def test_what_has_no_schema_here_is_never_refused_here() -> None:
+def test_arguments_without_a_schema_are_never_refused() -> None:
     assert no_check(raw(["anything"])) is None
 
 
@@ -209,7 +209,7 @@ def test_a_repeated_member_does_not_hide_its_cost() -> None:
 
 
 def chain(levels: int, width: int, last: Any) -> dict[str, Any]:
-    """Definitions of which each refers so often to the next."""
+    """Definitions that each refer so often to the next."""
     defs: dict[str, Any] = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}] * width} for at in range(levels)}
     return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{levels}": last}}
 

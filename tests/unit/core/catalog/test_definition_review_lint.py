@@ -44,7 +44,7 @@ def test_no_text_is_looked_at_for_long(part: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b'{"a": "\\ud800"}', b"[" * 3000 + b"]" * 3000])
-def test_what_no_parser_takes_is_no_defect(raw: bytes) -> None:
+def test_unparsable_definitions_are_not_flagged(raw: bytes) -> None:
     assert flags_of(of(raw)) == ()
 
 
@@ -122,27 +122,27 @@ OUTSIDE: dict[str, Any] = {
 }
 
 
-def told(schema: object, member: str = "inputSchema") -> str | None:
+def outside_reference_of(schema: object, member: str = "inputSchema") -> str | None:
     text = schema if isinstance(schema, bytes) else json.dumps(schema).encode()
     return outside_reference(Tool.of(ServerName("s"), FeatureName("t"), {member: msgspec.Raw(text)}))
 
 
 @pytest.mark.parametrize("what", INSIDE)
-def test_what_is_within_a_schema_is_no_way_out_of_it(what: str) -> None:
-    assert told(INSIDE[what]) is None
+def test_internal_references_do_not_leave_the_schema(what: str) -> None:
+    assert outside_reference_of(INSIDE[what]) is None
 
 
 @pytest.mark.parametrize("what", OUTSIDE)
 def test_a_way_out_is_found_in_either_schema_and_named(what: str) -> None:
-    found = told(OUTSIDE[what])
+    found = outside_reference_of(OUTSIDE[what])
     assert found is not None
     assert found.startswith("its inputSchema ")
-    assert (told(OUTSIDE[what], "outputSchema") or "").startswith("its outputSchema ")
+    assert (outside_reference_of(OUTSIDE[what], "outputSchema") or "").startswith("its outputSchema ")
 
 
 def test_the_reason_names_the_reference_and_no_more_of_it_than_a_line() -> None:
-    assert told({"$ref": FAR}) == f"its inputSchema refers to {FAR}, which is not in it and not fetched"
-    assert len(told({"$ref": FAR + "x" * 10_000}) or "") < 200
+    assert outside_reference_of({"$ref": FAR}) == f"its inputSchema refers to {FAR}, which is not in it and not fetched"
+    assert len(outside_reference_of({"$ref": FAR + "x" * 10_000}) or "") < 200
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_reason_names_the_reference_and_no_more_of_it_than_a_line() -> None:
     ],
 )
 def test_no_way_of_writing_hides_it(text: bytes) -> None:
-    assert told(text) is not None
+    assert outside_reference_of(text) is not None
 
 
 def test_a_tool_without_schemas_leads_nowhere() -> None:

@@ -142,7 +142,7 @@ def test_rules_of_members_hold() -> None:
     assert listed(fleet)["inputSchema"]["required"] == []
 
 
-def test_what_does_not_hold_for_a_fleet_is_not_listed() -> None:
+def test_members_of_a_definition_that_differ_in_a_fleet_are_not_listed() -> None:
     meta = {"isthmus/flags": ["long-description"], "ui": {"resourceUri": "ui://a"}}
     fleet = fleet_of(member("a", outputSchema={"type": "object"}, execution={"taskSupport": "required"}, _meta=meta))
     assert listed(fleet).keys() == {"name", "inputSchema", "_meta"}

@@ -54,7 +54,7 @@ def test_underscores_for_hyphens_are_an_alias_unless_a_tool_has_that_name_or_two
 
 
 @pytest.mark.parametrize("others", [[], [("m", "天气"), ("m", "__")]])
-def test_a_tool_that_loses_letters_has_digits_whatever_else_there_is(others: list[tuple[str, str]]) -> None:
+def test_a_name_that_loses_letters_always_gets_digits(others: list[tuple[str, str]]) -> None:
     table = llm_table([pair("m", "翻译"), pair("m", "查询weather"), *(pair(*other) for other in others)])
     assert table[pair("m", "翻译")] == "mcp_m_b19dd1"
     assert table[pair("m", "查询weather")] == "mcp_m___weather_fff956"
@@ -119,10 +119,10 @@ def test_a_built_in_tool_wins_over_servers_with_one_of_that_name() -> None:
 
 @pytest.mark.parametrize("said", ["search", "mcp.search"])
 def test_an_ambiguous_name_is_an_error_that_lists_the_candidates(said: str) -> None:
-    with pytest.raises(AmbiguousName) as told:
+    with pytest.raises(AmbiguousName) as received:
         resolve(said, PAIRS)
-    assert told.value.candidates == ["files.search", "web.search"]
-    assert "files.search, web.search" in str(told.value)
+    assert received.value.candidates == ["files.search", "web.search"]
+    assert "files.search, web.search" in str(received.value)
 
 
 def test_mcp_names_are_those_of_servers_only() -> None:
@@ -172,14 +172,14 @@ def test_a_uri_that_several_have_is_kept_by_none_of_them() -> None:
     }
 
 
-def test_a_server_cannot_list_what_is_shown_as_anothers() -> None:
+def test_a_server_cannot_forge_another_servers_uri() -> None:
     forged = qualified(ServerName("a"), "file:///x")
     table = uri_table([pair_of_uris("a", "file:///x"), pair_of_uris("z", "file:///x"), pair_of_uris("z", forged)])
     assert table[pair_of_uris("a", "file:///x")] == forged
     assert table[pair_of_uris("z", forged)] == qualified(ServerName("z"), forged)
 
 
-def test_a_qualified_uri_says_whose_it_is() -> None:
+def test_a_qualified_uri_names_its_server() -> None:
     for uri in ("file:///x", "", "a/b", "isthmus://hub/b/x"):
         shown = qualified(ServerName("a-b"), uri)
         assert is_qualified(shown)
@@ -225,7 +225,7 @@ def test_every_uri_that_is_shown_belongs_to_one_server_and_names_no_other(pairs:
         ("odd{", "odd", False),
     ],
 )
-def test_a_template_stands_for_what_has_its_literal_parts_in_order(template: str, uri: str, *, fits: bool) -> None:
+def test_a_template_matches_uris_with_its_literal_parts_in_order(template: str, uri: str, *, fits: bool) -> None:
     assert TemplateShape(template).fits(uri) is fits
 
 
@@ -250,13 +250,13 @@ LITERALS = st.text("ab", max_size=4)
 
 @given(st.lists(LITERALS, min_size=1, max_size=5), st.text("ab", max_size=14))
 @steady
-def test_fitting_is_what_trying_every_way_finds(parts: list[str], uri: str) -> None:
+def test_template_matching_equals_exhaustive_search(parts: list[str], uri: str) -> None:
     assert TemplateShape("{v}".join(parts)).fits(uri) is _naively(tuple(parts), uri)
 
 
 @given(st.lists(LITERALS, min_size=1, max_size=5), st.lists(LITERALS, min_size=4, max_size=4))
 @steady
-def test_whatever_the_variables_are_the_result_fits(parts: list[str], values: list[str]) -> None:
+def test_expanded_templates_match(parts: list[str], values: list[str]) -> None:
     expanded = parts[0] + "".join(value + part for value, part in zip(values, parts[1:], strict=False))
     assert TemplateShape("{v}".join(parts)).fits(expanded)
 
@@ -297,9 +297,7 @@ def test_a_template_made_to_take_ages_does_not(template: str) -> None:
         ("no scheme", "no scheme", False),
     ],
 )
-def test_a_template_claims_what_it_may_stand_for_of_its_own_scheme(
-    template: str, uri: str, *, is_claimed: bool
-) -> None:
+def test_a_template_claims_matching_uris_of_its_own_scheme(template: str, uri: str, *, is_claimed: bool) -> None:
     claims = TemplateClaims([pair_of_uris("owner", template)])
     assert claims.by_others(ServerName("other"), uri) == is_claimed
     assert not claims.by_others(ServerName("owner"), uri)

@@ -1,4 +1,4 @@
-"""Which tools are withheld: what is known of each, to whom it is listed, and how much is remembered."""
+"""Withheld tools: their known definitions, the callers that see them, and the bounds of the store."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def tool(description: str, name: str = "t", server: str = SERVER) -> Tool:
 
 
 class Watched:
-    """Pins, and what they told."""
+    """Pins, and their sightings."""
 
     def __init__(self, mode: Pinning = "strict", known: Mapping[PinKey, bytes] | None = None, *waiting: PinKey) -> None:
         self.mode: Pinning = mode
-        self.told: list[Sighting] = []
-        self.pins = Pins(known or {}, lambda _: self.mode, self.told.append, waiting)
+        self.recorded: list[Sighting] = []
+        self.pins = Pins(known or {}, lambda _: self.mode, self.recorded.append, waiting)
 
 
 def test_a_change_is_withheld_and_reported_once() -> None:
     seen = Watched()
     assert seen.pins.passes(tool("a"))
     assert [seen.pins.passes(tool("b")) for _ in range(3)] == [False, False, False]
-    assert [(each.is_change, each.is_withheld) for each in seen.told] == [(False, False), (True, True)]
+    assert [(each.is_change, each.is_withheld) for each in seen.recorded] == [(False, False), (True, True)]
 
 
 @pytest.mark.parametrize("is_approved", [False, True])
@@ -47,34 +47,34 @@ async def test_lists_are_reviewed_before_they_are_published_unless_pins_change_m
     review = Review(seen.pins)
     tools = (tool("a", "one"), tool("b", "two"))
     await review.prepare_lists(SERVER, FeatureLists(tools))
-    assert [each.tool for each in seen.told] == ["one", "two"]
+    assert [each.tool for each in seen.recorded] == ["one", "two"]
     if is_approved:
         seen.pins.approve(SERVER, "", FeatureName("two"), fingerprint_of(canonical_definition(tools[1])))
     shown = review.reviewed(ServerStatus(SERVER, tools=tools))
     assert shown.withheld == (("one",) if is_approved else ("one", "two"))
     assert [each.name for each in shown.tools] == (["two"] if is_approved else [])
-    assert [each.tool for each in seen.told] == ["one", "two"]
+    assert [each.tool for each in seen.recorded] == ["one", "two"]
 
 
-def test_what_looks_as_it_did_again_waits_no_more() -> None:
+def test_a_definition_that_changes_back_is_no_longer_withheld() -> None:
     """Else its operator would approve of what is gone, and with that withhold what is there."""
     seen = Watched()
     for description in "aba":
         seen.pins.passes(tool(description))
-    assert [each.is_withheld for each in seen.told] == [False, True, False]
-    assert not seen.told[-1].is_change
+    assert [each.is_withheld for each in seen.recorded] == [False, True, False]
+    assert not seen.recorded[-1].is_change
     assert not seen.pins.passes(tool("b"))
-    assert seen.told[-1].is_withheld
+    assert seen.recorded[-1].is_withheld
 
 
 def test_and_so_it_does_after_a_restart() -> None:
     key = (SERVER, "", FeatureName("t"))
     seen = Watched("strict", {key: fingerprint_of(canonical_definition(tool("a")))}, key)
     assert seen.pins.passes(tool("a"))
-    assert [each.is_withheld for each in seen.told] == [False]
+    assert [each.is_withheld for each in seen.recorded] == [False]
 
 
-def test_what_was_listed_to_some_alone_is_a_change_if_it_looks_otherwise_to_all() -> None:
+def test_a_definition_listed_differently_to_all_is_a_change() -> None:
     seen = Watched()
     assert seen.pins.passes(tool("a"), SOME)
     assert not seen.pins.passes(tool("b"))
@@ -100,10 +100,10 @@ def test_a_change_that_cannot_be_stored_is_not_reported_for_ever(
     seen = Watched(mode)
     for number in range(10):
         assert seen.pins.passes(tool("a", f"t{number}")) is (mode == "warn")
-    assert len(seen.told) == 3
+    assert len(seen.recorded) == 3
 
 
 @pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b"[" * 3000 + b"]" * 3000, b'{"a": 1' + b"0" * 5000 + b"}"])
-def test_what_no_parser_takes_has_a_definition_that_can_be_shown(raw: bytes) -> None:
+def test_unparsable_definitions_can_be_shown(raw: bytes) -> None:
     shown = canonical_definition(Tool.of(SERVER, FeatureName("t"), {"inputSchema": msgspec.Raw(raw)}))
     assert msgspec.json.decode(msgspec.json.format(shown))

@@ -127,8 +127,8 @@ def test_a_tool_with_removed_arguments_takes_only_declared_ones() -> None:
 
 
 def test_nothing_in_the_schema_shows_a_removed_argument() -> None:
-    told = {**SCHEMA, "default": {"deep": True}, "examples": [{"deep": False}]}
-    text = bytes(change_tool(defined(told), SetTool(hide=("deep",))).tool.definition["inputSchema"])
+    received = {**SCHEMA, "default": {"deep": True}, "examples": [{"deep": False}]}
+    text = bytes(change_tool(defined(received), SetTool(hide=("deep",))).tool.definition["inputSchema"])
     assert b"deep" not in text
 
 
@@ -312,7 +312,7 @@ def test_a_tool_of_a_server_that_was_never_reached_is_known_by_its_name_in_the_s
     assert open_set.find_unreached(ALL, DEV, "hidden") is None
 
 
-def test_what_a_set_has_and_a_caller_may_not_use_is_denied_by_its_name_in_the_set() -> None:
+def test_a_forbidden_tool_of_a_set_is_denied_by_its_name_in_the_set() -> None:
     settings = SetSettings(tools=("files.*",), exclude=("files.write",), tool={"files.read": SetTool(name="load")})
     taken = snapshot(settings, ready(tool("read"), tool("write")), ready(tool("find", WEB), server=WEB))
     few = Grants(("web.*",))

@@ -1,4 +1,4 @@
-"""What callers see of all servers at one moment, and why."""
+"""Views of callers over all servers at one moment, with the reasons."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_language_models_see_their_own_form() -> None:
         (Grants(("web.search", "files.gone")), ["web.search"]),
     ],
 )
-def test_only_what_is_granted_is_there(grants: Grants, seen: list[str]) -> None:
+def test_a_view_has_only_granted_tools(grants: Grants, seen: list[str]) -> None:
     assert names(snapshot(*TWO).view(grants, EVERYTHING)) == seen
 
 
@@ -83,13 +83,13 @@ def test_only_what_is_granted_is_there(grants: Grants, seen: list[str]) -> None:
         (Grants(("files.read",)), Surface("llm"), "mcp_files_none", False),
     ],
 )
-def test_what_exists_and_is_not_granted_is_known_as_denied(
+def test_an_existing_tool_without_a_grant_counts_as_denied(
     grants: Grants, surface: Surface, name: str, *, is_denied: bool
 ) -> None:
     assert snapshot(*TWO).is_denied(grants, surface, "tools", name) is is_denied
 
 
-def test_what_the_operator_hides_from_all_or_has_disabled_is_not_denied_to_anybody() -> None:
+def test_hidden_and_disabled_tools_do_not_count_as_denied() -> None:
     hidden = msgspec.structs.replace(TWO[1], rules=ToolRules(hidden=("write",)))
     disabled = ServerStatus(WEB, "disabled", "disabled", tools=(tool("search", WEB),))
     taken = snapshot(hidden, disabled)
@@ -137,7 +137,7 @@ def test_a_disabled_server_is_not_there_at_all() -> None:
     assert taken.pairs() == [(FILES, tool("read").name)]
 
 
-def test_a_view_knows_which_servers_it_shows_whatever_their_state() -> None:
+def test_a_view_knows_its_servers_in_every_state() -> None:
     taken = snapshot(ServerStatus(WEB), *TWO[1:])
     assert taken.view(ALL, EVERYTHING).servers.keys() == {WEB, FILES}
     assert taken.view(Grants(("files.read",)), EVERYTHING).servers.keys() == {FILES}
@@ -199,7 +199,7 @@ def test_rules_grant_nothing() -> None:
     assert names(snapshot(ruled).view(Grants(("files.read",)), EVERYTHING)) == ["files.read"]
 
 
-def test_what_is_filled_in_is_listed_as_not_required_and_checked_all_the_same() -> None:
+def test_arguments_with_defaults_are_optional_and_still_validated() -> None:
     ruled = ready(NEEDY, rules=ToolRules(defaults={"read": {"root": "/srv"}}))
     route = snapshot(ruled).view(ALL, EVERYTHING).routes["files.read"]
     assert bytes(route.feature.definition["inputSchema"]) == b'{"type":"object","required":["name"]}'
@@ -261,7 +261,7 @@ def test_a_disabled_server_conflicts_with_no_other() -> None:
 
 
 @pytest.mark.parametrize("list_of", ["tools", "prompts", "resources", "templates"])
-def test_a_server_that_is_away_counts_as_listed_whatever_it_offered(list_of: str) -> None:
+def test_an_away_server_with_a_known_list_counts_as_listed(list_of: str) -> None:
     offered = {list_of: getattr(offering("a"), list_of)}
     away = ServerStatus(ServerName("a"), "retrying", "gone", is_settled=True, **offered)
     assert snapshot(away).view(ALL, EVERYTHING).missing[ServerName("a")].is_listed
@@ -280,7 +280,7 @@ def varied(*tools: Tool) -> ServerStatus:
     return msgspec.structs.replace(ready(*tools), variants={ABLE: MORE})
 
 
-def test_callers_with_client_capabilities_see_what_is_listed_for_these() -> None:
+def test_callers_see_the_lists_for_their_client_capabilities() -> None:
     taken = snapshot(varied(tool("read"), tool("write")), TWO[0])
     assert names(taken.view(ALL, EVERYTHING, ABLE)) == ["files.read", "files.ask", "web.search"]
     assert list(taken.view(ALL, EVERYTHING, ABLE).resources) == ["file:///x"]
@@ -409,20 +409,20 @@ def test_an_old_snapshot_is_freed_though_a_view_of_it_is_kept() -> None:
     assert names(view) == ["web.search"]
 
 
-CURIOUS: ClientCapabilities = frozenset({"sampling"})
+ELICITING_SERVER: ClientCapabilities = frozenset({"sampling"})
 
 
-@pytest.mark.parametrize("client_caps", [NO_CAPABILITIES, CURIOUS])
+@pytest.mark.parametrize("client_caps", [NO_CAPABILITIES, ELICITING_SERVER])
 @pytest.mark.parametrize("many", [0, 1000])
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("surface", [EVERYTHING, Surface("llm"), Surface("own", FILES), Surface("canonical", FILES)])
-def test_a_call_finds_exactly_what_is_listed_whether_or_not_anybody_has_listed_it(
+def test_a_call_finds_exactly_the_listed_tools_even_before_listing(
     monkeypatch: pytest.MonkeyPatch, surface: Surface, client_caps: ClientCapabilities, many: int, *, is_compiled: bool
 ) -> None:
     monkeypatch.setattr(snapshots, "MANY", many)
     files = msgspec.structs.replace(
         ready(tool("read"), tool("secret"), rules=ToolRules(hidden=("secret",))),
-        variants={CURIOUS: FeatureLists((tool("read"), tool("extra")))},
+        variants={ELICITING_SERVER: FeatureLists((tool("read"), tool("extra")))},
     )
     taken = snapshot(TWO[0], files)
     grants = Grants(("files",))
@@ -466,14 +466,14 @@ def labelled(**rules: Any) -> Snapshot:
     return snapshot(msgspec.structs.replace(LABELLED, rules=ToolRules(**rules)), ready(tool("search", WEB), server=WEB))
 
 
-def test_a_label_lets_in_what_has_it_and_shows_no_other_server() -> None:
+def test_a_label_grants_labelled_tools_and_shows_no_other_server() -> None:
     view = labelled(is_trusted=True).view(Grants(("tag:safe",)), EVERYTHING)
     assert (names(view), list(view.resources), list(view.prompts)) == (["files.read"], ["note:one"], [])
     assert list(view.servers) == [FILES]
     assert names(labelled(is_trusted=True).view(Grants(("hint:read-only",)), EVERYTHING)) == ["files.read"]
 
 
-def test_what_only_its_server_says_lets_nothing_in_and_shows_no_server() -> None:
+def test_labels_of_an_untrusted_server_grant_nothing() -> None:
     view = labelled().view(Grants(("tag:safe", "hint:read-only")), EVERYTHING)
     assert (names(view), list(view.servers)) == ([], [])
 
@@ -499,14 +499,14 @@ def test_a_resource_that_is_denied_by_a_label_is_not_had_by_a_template_or_unlist
 
 
 @pytest.mark.parametrize("name", ["x", "x" * 10_000])
-def test_what_a_denied_template_stands_for_is_not_read_as_something_unlisted(name: str) -> None:
+def test_uris_of_a_denied_template_are_not_read_as_unlisted(name: str) -> None:
     denied = snapshot(LABELLED).view(Grants(("files",), ("files.secret:{name}",)), EVERYTHING)
     assert denied.find("resource", f"secret:{name}") is None
     assert snapshot(LABELLED).view(Grants(("files",)), EVERYTHING).find("resource", f"secret:{name}") is not None
 
 
-def test_a_server_of_which_something_is_withheld_is_not_whole() -> None:
-    """Nobody knows what its other methods would do with it."""
+def test_a_server_with_a_withheld_tool_is_not_whole() -> None:
+    """Its other methods might expose the withheld tool."""
     server_status = msgspec.structs.replace(TWO[1], withheld=(FeatureName("pay"),))
     assert snapshot(TWO[1]).view(ALL, Surface("own", FILES)).whole == FILES
     assert snapshot(server_status).view(ALL, Surface("own", FILES)).whole is None
@@ -519,9 +519,7 @@ def test_rules_that_only_label_leave_a_server_whole() -> None:
 
 @pytest.mark.parametrize("has_template", [True, False])
 @pytest.mark.parametrize("tagged", ["secret:x", "secret:{name}"])
-def test_what_the_operator_tagged_is_denied_by_its_tag_though_the_server_does_not_list_it(
-    tagged: str, *, has_template: bool
-) -> None:
+def test_a_tag_denies_tagged_resources_that_are_not_listed(tagged: str, *, has_template: bool) -> None:
     templates = [template("{+any}")] if has_template else []
     server_status = ready(
         templates=templates, resources=[resource("open:x")], rules=ToolRules(tags={tagged: ("ours",)})
@@ -611,11 +609,11 @@ def test_a_caller_of_a_part_of_it_finds_nothing_there(grants: Grants) -> None:
     "name",
     ["files", "files.", "files.format", "files.a\nb", "files.\ud800", f"files.{'a' * 257}", "web.read", "x.read", ""],
 )
-def test_what_is_hidden_or_no_name_is_not_found_at_an_unlisted_server(name: str) -> None:
+def test_hidden_and_invalid_names_are_not_found_at_an_unlisted_server(name: str) -> None:
     assert snapshot(PLAIN, TWO[0]).find_tool(ALL, EVERYTHING, NO_CAPABILITIES, name) is None
 
 
-def test_what_the_operator_said_of_a_method_holds_at_an_unlisted_server() -> None:
+def test_method_settings_apply_at_an_unlisted_server() -> None:
     route = snapshot(PLAIN).find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.read")
     assert route is not None
     assert route.changes is not None
@@ -631,7 +629,7 @@ def test_a_policy_is_asked_about_each_method_of_an_unlisted_server() -> None:
     assert made.find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.write") is None
 
 
-def test_tools_call_is_no_way_round_what_is_hidden_at_an_unlisted_server() -> None:
+def test_tools_call_does_not_bypass_hidden_methods_of_an_unlisted_server() -> None:
     """Some servers take both a method's own name and `tools/call` with that name in its arguments."""
 
     def narrowing(_: object, __: ServerName, name: FeatureName) -> bool:

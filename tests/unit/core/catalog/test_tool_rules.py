@@ -37,7 +37,7 @@ from tests.unit.core.doubles import prompt, resource, tool
         (ToolRules(only=("re*",)), set()),  # a star stands for everything or for nothing
     ],
 )
-def test_what_is_hidden_stays_hidden_whatever_else_is_shown(rules: ToolRules, shown: set[str]) -> None:
+def test_hidden_tools_stay_hidden_beside_shown_ones(rules: ToolRules, shown: set[str]) -> None:
     assert {name for name in ("read", "write", "*x") if rules.shows(name)} == shown
 
 
@@ -53,7 +53,7 @@ def test_a_time_that_makes_no_sense_is_refused_by_name(seconds: float) -> None:
         ToolRules(cache_seconds=seconds)
 
 
-def test_rules_are_compared_by_what_they_say() -> None:
+def test_rules_are_compared_by_value() -> None:
     assert ToolRules(defaults={"read": {"root": "/"}}) == ToolRules(defaults={"read": {"root": "/"}})
     assert ToolRules(defaults={"read": {"root": "/"}}) != NO_TOOL_RULES
 
@@ -65,7 +65,7 @@ def schema(of: Tool) -> Any:
     return json.loads(bytes(of.definition["inputSchema"]))
 
 
-def test_what_the_caller_left_out_is_added_and_what_it_gave_stays() -> None:
+def test_defaults_fill_omitted_arguments_only() -> None:
     given = msgspec.Raw(b'{"root": null,"size":1.0e2}')
     assert bytes(fill_defaults(given, DEFAULTS)) == b'{"root":null,"size":1.0e2,"depth":3}'
 
@@ -77,12 +77,12 @@ def test_arguments_that_lack_nothing_are_not_written_anew() -> None:
 
 
 @pytest.mark.parametrize("text", [b"[]", b"7", b"{", b'"x"'])
-def test_what_is_no_object_is_left_to_the_check_that_follows(text: bytes) -> None:
+def test_arguments_that_are_no_object_are_left_to_validation(text: bytes) -> None:
     given = msgspec.Raw(text)
     assert fill_defaults(given, DEFAULTS) is given
 
 
-def test_what_is_filled_in_is_not_required_of_callers() -> None:
+def test_arguments_with_defaults_are_not_required() -> None:
     properties = {"root": {"type": "string"}, "name": {"type": "string"}}
     own = tool(description="reads", inputSchema={"properties": properties, "required": ["root", "name"]})
     listed = without_required(own, DEFAULTS)
@@ -109,7 +109,7 @@ def test_a_tool_without_a_schema_is_listed_as_it_is() -> None:
 TRUSTED = ToolRules(is_trusted=True)
 
 FEARED = {"hint:destructive", "hint:open-world"}
-"""What is so of a tool as long as nobody who is believed says otherwise."""
+"""The hints of a tool without trusted annotations."""
 
 
 def hints(**members: Any) -> set[str]:
@@ -129,9 +129,7 @@ def hints(**members: Any) -> set[str]:
         ({"readOnlyHint": "yes", "destructiveHint": 0, "openWorldHint": None}, FEARED),
     ],
 )
-def test_a_trusted_server_is_believed_and_its_silence_is_what_the_protocol_says(
-    members: dict[str, Any], said: set[str]
-) -> None:
+def test_hints_of_a_trusted_server_count_with_the_protocols_defaults(members: dict[str, Any], said: set[str]) -> None:
     assert hints(**members) == said
 
 
@@ -152,7 +150,7 @@ def test_tags_of_a_server_are_read_where_fastmcp_writes_them(member: str, *, is_
 
 
 @pytest.mark.parametrize("meta", [None, [], {"fastmcp": 1}, {"fastmcp": {"tags": "safe"}}, {"fastmcp": {}}])
-def test_what_is_no_list_of_tags_is_none(meta: object) -> None:
+def test_an_invalid_list_of_tags_is_ignored(meta: object) -> None:
     labels = labels_of(tool(_meta=meta), TRUSTED)
     assert not [label for label in labels.suspected if label.startswith(TAG)]
 
@@ -170,7 +168,7 @@ def test_only_tools_have_hints() -> None:
 
 
 @pytest.mark.parametrize("odd", [b"9" * 5000 + b"}", b"[" * 100_000, b'"\xff"}'])
-def test_what_cannot_be_read_says_nothing(odd: bytes) -> None:
+def test_unreadable_annotations_give_no_hints(odd: bytes) -> None:
     annotations = msgspec.Raw(b'{"readOnlyHint":true,"n":' + odd)
     strange = Tool.of(ServerName("files"), FeatureName("read"), {"annotations": annotations})
     assert "hint:read-only" not in labels_of(strange, TRUSTED).believed

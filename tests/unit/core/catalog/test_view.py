@@ -1,4 +1,4 @@
-"""Finding what a caller asks for: listed, behind a template, or listed nowhere; and never at another server."""
+"""Finding a named tool or resource: listed, by a template, or unlisted; never at another server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_kind_is_not_found_by_the_name_of_another(kind: Kind, others: Server
     assert view(others).find(kind, "files.same") is None
 
 
-# -- templates and what nobody listed ------------------------------------------------------------------------------
+# -- templates and unlisted URIs -----------------------------------------------------------------------------------
 
 
 def test_a_listed_uri_comes_before_a_template_of_the_same_server() -> None:
@@ -129,7 +129,7 @@ def test_no_template_takes_a_uri_that_names_another_server(claim: str) -> None:
 
 
 @pytest.mark.parametrize("claim", [TREE, "file:///{p}", "file:///home/{path}", "{any}"])
-def test_a_uri_that_templates_of_two_servers_stand_for_must_say_whose(claim: str) -> None:
+def test_a_uri_that_matches_templates_of_two_servers_must_be_qualified(claim: str) -> None:
     seen = view(ready(templates=[template(TREE)]), ready(server="aaa", templates=[template(claim, "aaa")]))
     assert found(seen, "file:///home/me") is None
     assert found(seen, "isthmus://hub/files/file:///home/me") == (FILES, "file:///home/me")
@@ -188,7 +188,7 @@ def test_a_denied_uri_stays_denied_behind_an_allowed_template(uri: str) -> None:
     assert found(seen, "file:///other") == (FILES, "file:///other")
 
 
-def test_a_grant_of_a_template_allows_what_it_stands_for_and_nothing_else() -> None:
+def test_a_grant_of_a_template_allows_exactly_the_matching_uris() -> None:
     offered = ready(resources=[resource("db://secrets")], templates=[template(TREE)])
     seen = view(offered, grants=Grants((f"files.{TREE}",)))
     assert found(seen, "file:///x") == (FILES, "file:///x")
@@ -225,7 +225,7 @@ def test_a_resource_and_a_template_of_the_same_text_are_two_lists() -> None:
     assert listed.digest_of("resources") != behind.digest_of("resources")
 
 
-def test_a_view_can_do_what_one_of_its_servers_can() -> None:
+def test_a_views_abilities_are_those_of_its_servers_together() -> None:
     plain = ready(server=WEB, abilities=frozenset({"tools", "logging"}))
     other = ready(abilities=frozenset({"prompts"}))
     assert view(plain, other).abilities == {"tools", "logging", "prompts"}

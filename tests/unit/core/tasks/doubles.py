@@ -1,4 +1,4 @@
-"""What the engine of tasks has around it, small in a test's hands: a journal that waits, a listener that remembers."""
+"""Doubles around the task engine: a journal that waits, a listener that records."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class HeldJournal(MemoryJournal):
     def settle(self, verdict: WriteResult = "kept", *, is_kept: bool = False) -> WriteResult:
         """Do what was asked first; `unknown` may be written or not."""
         documents, done = self.waiting.popleft()
-        told = self._write(documents) if verdict == "kept" or is_kept else verdict
-        done(verdict if verdict == "unknown" else told)
-        return told
+        received = self._write(documents) if verdict == "kept" or is_kept else verdict
+        done(verdict if verdict == "unknown" else received)
+        return received
 
     def let_go(self) -> None:
         """Write everything from now on, and what waits."""
@@ -54,24 +54,24 @@ class HeldJournal(MemoryJournal):
             self.settle()
 
 
-class Ears:
-    """A listener that remembers what it was told."""
+class RecordingListener:
+    """A listener that records every change."""
 
     def __init__(self, live: LiveTask) -> None:
-        self.heard: list[TaskRecord] = []
+        self.records: list[TaskRecord] = []
         self.events: list[Event] = []
         live.listeners[self] = None
 
     def task_changed(self, record: TaskRecord) -> None:
-        self.heard.append(record)
+        self.records.append(record)
 
     def task_reported(self, record: TaskRecord, noted: Report) -> None:
         self.events.append(noted.event)
 
     @property
     def states(self) -> list[TaskState]:
-        """How the task stood, in order."""
-        return [record.state for record in self.heard]
+        """The states of the task, in order."""
+        return [record.state for record in self.records]
 
 
 class Workshop:
@@ -109,10 +109,12 @@ def draft(
     besides: tuple[Document, ...] = (),
 ) -> NewTask:
     """A task to be made; without a call it waits for its caller."""
-    return NewTask(caller, "talk", "1.0", (said("begin"),), state, asked, metadata=metadata, id=id, besides=besides)
+    return NewTask(
+        caller, "talk", "1.0", (user_message("begin"),), state, asked, metadata=metadata, id=id, besides=besides
+    )
 
 
-def said(text: str, id: str = "m1") -> Message:
+def user_message(text: str, id: str = "m1") -> Message:
     """A message of the caller's."""
     return Message(id, "user", (TextPart(text, metadata=Raw(b"{}")),))
 

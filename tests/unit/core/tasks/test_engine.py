@@ -1,4 +1,4 @@
-"""The engine: nothing is told before it is kept, nothing is sent before that is kept, nothing is sent twice."""
+"""The engine reports and sends nothing before it is stored, and sends nothing twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ from isthmus.model.calls import Answered, Question, Reply
 from isthmus.model.fault_table import Overloaded
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, call, raw
-from tests.unit.core.tasks.doubles import OWNER, SECONDS, Ears, HeldJournal, Workshop, draft, said, turns, until
+from tests.unit.core.tasks.doubles import (
+    OWNER,
+    SECONDS,
+    HeldJournal,
+    RecordingListener,
+    Workshop,
+    draft,
+    turns,
+    until,
+    user_message,
+)
 
 QUESTION = Question("elicitation/create", raw({"message": "Which?"}))
 
@@ -45,7 +55,7 @@ class Held:
 
 
 def state_of(live: LiveTask) -> str | None:
-    """What anybody may be told of how it stands."""
+    """The task's state as callers see it."""
     return None if live.stored is None else live.stored.state
 
 
@@ -85,7 +95,7 @@ async def test_a_task_that_cannot_be_kept_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-async def test_what_was_to_be_kept_with_it_is_taken_back_too(*, is_kept: bool) -> None:
+async def test_documents_stored_with_a_refused_task_are_removed_too(*, is_kept: bool) -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
     beside = Document("repeat", OWNER.key, "k", 1, 1.0, b"{}")
@@ -128,7 +138,7 @@ async def test_a_task_that_another_process_began_meanwhile_is_found() -> None:
     held = Held()
     await turns()
     id = held.journal.waiting[0][0][0].id
-    theirs = replace(record_of(held.journal.waiting[0][0][0]), said=(said("theirs", "m9"),))
+    theirs = replace(record_of(held.journal.waiting[0][0][0]), said=(user_message("theirs", "m9"),))
     assert held.journal._write([document_of(theirs)]) == "kept"
     finding = asyncio.ensure_future(held.engine.find(OWNER, id))
     await turns()
@@ -176,13 +186,13 @@ async def test_a_caller_that_stops_waiting_while_its_task_is_begun_does_not_end_
 async def test_a_listener_gets_an_end_when_it_is_stored_and_not_before() -> None:
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     held.shop.sent[0].finish(DONE)
     await turns()
-    assert ears.heard == []
+    assert recorded.records == []
     assert state_of(live) == "working"
     held.journal.settle()
-    assert ears.states == ["completed"]
+    assert recorded.states == ["completed"]
     assert state_of(live) == "completed"
 
 
@@ -190,15 +200,15 @@ async def test_an_end_that_the_journal_refuses_is_tried_again_until_it_is_kept(m
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     held.shop.sent[0].finish(DONE)
     for _ in range(3):
         await until(lambda: bool(held.journal.waiting))
         held.journal.settle("refused")
-    assert ears.heard == []
+    assert recorded.records == []
     await until(lambda: bool(held.journal.waiting))
     held.journal.settle()
-    assert ears.states == ["completed"]
+    assert recorded.states == ["completed"]
     kept = await held.journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
     assert kept.version == 2
@@ -209,13 +219,13 @@ async def test_an_end_of_unknown_storage_is_written_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     held.shop.sent[0].finish(DONE)
     held.journal.settle("unknown", is_kept=is_kept)
     held.journal.is_held = False
     async with asyncio.timeout(SECONDS):
         await held.engine.wait_idle()
-    assert ears.states == ["completed"]
+    assert recorded.states == ["completed"]
     kept = await held.journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
     assert record_of(kept).state == "completed"
@@ -233,8 +243,8 @@ async def waiting() -> tuple[Workshop, HeldJournal, LiveTask]:
 
 async def test_an_earlier_change_that_is_kept_sends_nothing() -> None:
     shop, journal, live = await waiting()
-    shop.engine.change(live, said=(*live.record.said, said("which?", "m2")))
-    shop.engine.continue_with(live, said("do it", "m3"), call())
+    shop.engine.change(live, said=(*live.record.said, user_message("which?", "m2")))
+    shop.engine.continue_with(live, user_message("do it", "m3"), call())
     journal.settle()
     assert shop.sent == []
     journal.settle()
@@ -243,10 +253,10 @@ async def test_an_earlier_change_that_is_kept_sends_nothing() -> None:
 
 async def test_a_call_that_was_given_up_unsent_is_not_sent_by_the_next_one() -> None:
     shop, journal, live = await waiting()
-    shop.engine.continue_with(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, user_message("do it", "m2"), call())
     shop.engine.cancel(live, "no")
     shop.engine.reopen(live)
-    shop.engine.continue_with(live, said("do that", "m3"), call())
+    shop.engine.continue_with(live, user_message("do that", "m3"), call())
     journal.settle()
     assert shop.sent == []
     journal.settle()
@@ -255,10 +265,10 @@ async def test_a_call_that_was_given_up_unsent_is_not_sent_by_the_next_one() -> 
 
 async def test_a_call_that_was_given_up_unsent_is_not_sent_when_its_task_waits_again() -> None:
     shop, journal, live = await waiting()
-    shop.engine.continue_with(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, user_message("do it", "m2"), call())
     shop.engine.cancel(live, "no")
     shop.engine.reopen(live)
-    shop.engine.change(live, said=(*live.record.said, said("which?", "m3")))
+    shop.engine.change(live, said=(*live.record.said, user_message("which?", "m3")))
     journal.let_go()
     await turns()
     assert shop.sent == []
@@ -287,15 +297,15 @@ async def test_a_reloaded_task_is_not_changed_by_a_holder_of_the_first_one() -> 
 async def test_a_task_that_another_process_changed_stays_as_it_is_and_starts_nothing() -> None:
     shop = Workshop()
     live = await shop.engine.begin(draft(None, state="input_required"))
-    ears = Ears(live)
-    theirs = replace(live.record, said=(*live.record.said, said("theirs", "m9")), version=2)
+    recorded = RecordingListener(live)
+    theirs = replace(live.record, said=(*live.record.said, user_message("theirs", "m9")), version=2)
     assert shop.journal._write([document_of(theirs)]) == "kept"
-    shop.engine.continue_with(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, user_message("do it", "m2"), call())
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
-    assert (shop.sent, ears.heard, live.stored) == ([], [theirs], theirs)
+    assert (shop.sent, recorded.records, live.stored) == ([], [theirs], theirs)
     # It can go on from there.
-    shop.engine.continue_with(live, said("do it", "m3"), call())
+    shop.engine.continue_with(live, user_message("do it", "m3"), call())
     await turns()
     assert len(shop.sent) == 1
 
@@ -309,7 +319,7 @@ async def test_a_task_without_a_call_that_another_process_changed_ends(*, is_ans
     if is_answered:
         shop.sent[0].finish(DONE)
     else:
-        shop.engine.continue_with(live, said("do it", "m2"), call())
+        shop.engine.continue_with(live, user_message("do it", "m2"), call())
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
     kept = await shop.journal.read(TASK, OWNER.key, live.record.id)
@@ -321,12 +331,12 @@ async def test_a_task_without_a_call_that_another_process_changed_ends(*, is_ans
 async def test_a_task_that_another_process_deleted_has_failed_here() -> None:
     shop = Workshop()
     live = await shop.begin()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     shop.journal._documents.clear()
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
-    assert ears.states == ["failed"]
+    assert recorded.states == ["failed"]
     # That is kept nowhere.
     assert state_of(live) == "working"
     assert await shop.engine.find(OWNER, live.record.id) is None
@@ -355,14 +365,14 @@ class Forgetful(MemoryJournal):
 
 
 @pytest.mark.parametrize("refusals", [0, 2])
-async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
+async def test_an_answer_is_stored_by_a_journal_that_lost_the_earlier_version(
     monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     journal = Forgetful()
     shop = Workshop(journal)
     live = await shop.begin()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     journal.remember()
     shop.sent[0].ask(QUESTION, lambda _: None)
     await turns()
@@ -373,26 +383,26 @@ async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
-    assert ears.states == ["input_required", "working", "completed"]
+    assert recorded.states == ["input_required", "working", "completed"]
     kept = await journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
     assert (kept.version, record_of(kept)) == (2, live.stored)
     assert state_of(live) == "completed"
 
 
-async def test_what_changes_while_something_is_written_is_written_next() -> None:
+async def test_changes_during_a_write_are_written_next() -> None:
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     TaskExchange(held.shop.engine, live).ask(QUESTION, lambda _: None)
     held.shop.sent[0].cancel("enough")
     await turns()
     assert len(held.journal.waiting) == 1
     assert held.journal.settle() == "kept"
-    assert ears.states == ["input_required"]
+    assert recorded.states == ["input_required"]
     assert held.journal.settle() == "kept"
-    assert ears.states == ["input_required", "canceled"]
-    assert [record.version for record in ears.heard] == [2, 3]
+    assert recorded.states == ["input_required", "canceled"]
+    assert [record.version for record in recorded.records] == [2, 3]
 
 
 Fate = Literal["kept", "refused", "unknown and kept", "unknown and lost"]
@@ -408,22 +418,22 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
     async def run() -> None:
         held = Held()
         live = await held.begun()
-        ears = Ears(live)
+        recorded = RecordingListener(live)
         for turn, fate in enumerate(fates):
             for number in range(changes.count(turn)):
                 held.engine.change(live, asked=StoredQuestion(f"{turn}.{number}", Raw(b"{}")))
             await turns(3)
             if held.journal.waiting:
-                told: Literal["kept", "refused"] = "kept" if fate == "kept" else "refused"
-                held.journal.settle("unknown" if "unknown" in fate else told, is_kept=fate == "unknown and kept")
+                received: Literal["kept", "refused"] = "kept" if fate == "kept" else "refused"
+                held.journal.settle("unknown" if "unknown" in fate else received, is_kept=fate == "unknown and kept")
         held.engine.change(live, state="completed", phase="over")
         held.journal.let_go()
         async with asyncio.timeout(SECONDS):
             await held.engine.wait_idle()
         document = await held.journal.read(TASK, OWNER.key, live.record.id)
         assert document is not None
-        assert record_of(document) == live.record == live.stored == ears.heard[-1]
-        versions = [record.version for record in ears.heard]
+        assert record_of(document) == live.record == live.stored == recorded.records[-1]
+        versions = [record.version for record in recorded.records]
         assert versions == sorted(set(versions))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -456,20 +466,20 @@ async def test_reports_reach_listeners_and_a_failing_one_costs_only_itself() -> 
     shop = Workshop()
     live = await shop.begin()
 
-    class Broken(Ears):
+    class Broken(RecordingListener):
         def task_changed(self, record: TaskRecord) -> None:
             raise RuntimeError(f"broken by {record.state}")
 
         def task_reported(self, record: TaskRecord, noted: Report) -> None:
             raise RuntimeError(f"broken by {noted} of {record.id}")
 
-    broken, ears = Broken(live), Ears(live)
+    broken, recorded = Broken(live), RecordingListener(live)
     shop.sent[0].emit(PROGRESS)
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
-    assert ears.events == [PROGRESS]
-    assert ears.states == ["completed"]
-    assert broken.heard == []
+    assert recorded.events == [PROGRESS]
+    assert recorded.states == ["completed"]
+    assert broken.records == []
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -478,18 +488,18 @@ async def test_reports_reach_listeners_and_a_failing_one_costs_only_itself() -> 
 async def test_a_question_makes_the_task_wait_and_the_next_message_answers_it() -> None:
     shop = Workshop()
     live = await shop.begin()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     replies: list[Reply] = []
     shop.sent[0].ask(QUESTION, replies.append)
     await turns()
     assert live.stored is not None
     assert live.stored.asked == StoredQuestion(QUESTION.method, QUESTION.params, 1)
-    assert shop.engine.answer(live, said("this one", "m2"), Answered(raw({"action": "accept"})))
-    assert not shop.engine.answer(live, said("again", "m3"), Answered(raw({})))
+    assert shop.engine.answer(live, user_message("this one", "m2"), Answered(raw({"action": "accept"})))
+    assert not shop.engine.answer(live, user_message("again", "m3"), Answered(raw({})))
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
     assert replies == [Answered(raw({"action": "accept"}))]
-    assert ears.states == ["input_required", "working", "completed"]
+    assert recorded.states == ["input_required", "working", "completed"]
     assert [message.id for message in live.record.said] == ["m1", "m2"]
 
 
@@ -546,7 +556,7 @@ async def test_a_call_that_runs_already_is_handed_over_to_its_task() -> None:
     assert await shop.engine.find(OWNER, live.record.id) is None
 
 
-async def test_what_is_discarded_is_kept_nowhere() -> None:
+async def test_a_discarded_task_is_stored_nowhere() -> None:
     shop = Workshop()
     live = await shop.engine.begin(replace(draft(None, state="working"), is_running=True))
     shop.engine.discard(live)
@@ -559,17 +569,17 @@ async def test_what_is_discarded_is_kept_nowhere() -> None:
 async def test_a_listener_from_the_beginning_gets_everything() -> None:
     shop = Workshop()
     shop.link.at_once = lambda inflight: inflight.finish(DONE)
-    ears = Ears(LiveTask(record_of_nothing()))
-    await shop.engine.begin(replace(draft(call()), listeners=(ears,)))
+    recorded = RecordingListener(LiveTask(record_of_nothing()))
+    await shop.engine.begin(replace(draft(call()), listeners=(recorded,)))
     await shop.engine.wait_idle()
-    assert ears.states == ["submitted", "completed"]
+    assert recorded.states == ["submitted", "completed"]
 
 
 def record_of_nothing() -> TaskRecord:
     return TaskRecord("none", OWNER, "", "1.0", "working", 1.0, 1.0)
 
 
-async def test_a_question_that_is_taken_back_is_not_asked_any_more() -> None:
+async def test_a_retracted_question_is_replaced_by_the_next_one() -> None:
     shop = Workshop()
     live = await shop.begin()
     replies: list[Reply] = []
@@ -595,7 +605,7 @@ async def test_a_task_whose_call_ended_waits_for_no_answer() -> None:
     live = await shop.begin()
     shop.sent[0].ask(QUESTION, lambda _: None)
     shop.sent[0].finish(DONE)
-    assert not shop.engine.answer(live, said("late", "m2"), Answered(raw({})))
+    assert not shop.engine.answer(live, user_message("late", "m2"), Answered(raw({})))
     assert live.record.asked is None
 
 
@@ -637,7 +647,7 @@ async def test_a_later_call_is_sent_only_once_that_is_kept() -> None:
     held.journal.is_held = False
     live = await held.engine.begin(draft(None, state="input_required"))
     held.journal.is_held = True
-    held.engine.continue_with(live, said("do it", "m2"), call())
+    held.engine.continue_with(live, user_message("do it", "m2"), call())
     await turns()
     sent = len(held.shop.sent)
     held.journal.settle()
@@ -652,7 +662,7 @@ async def test_a_later_call_that_is_given_up_before_that_is_kept_is_never_sent()
     live = await held.engine.begin(draft(None, state="input_required"))
     held.journal.is_held = True
     sent = len(held.shop.sent)
-    held.engine.continue_with(live, said("do it", "m2"), call())
+    held.engine.continue_with(live, user_message("do it", "m2"), call())
     assert held.engine.cancel(live, "no, do not")
     held.journal.let_go()
     await turns()
@@ -676,7 +686,7 @@ async def test_a_task_is_found_whether_it_is_in_mind_or_only_in_the_journal(monk
     assert await shop.engine.find(OWNER, "t9") is None
 
 
-async def test_what_is_in_mind_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_tasks_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CACHED_BYTES_MAX", 10_000)
     shop = Workshop()
     large = draft(None, state="input_required", metadata=raw("x" * 6_000))
@@ -707,7 +717,7 @@ async def test_a_listed_task_stands_as_it_does_by_now() -> None:
 # -- after a crash -----------------------------------------------------------------------------------------------------
 
 
-async def test_after_a_crash_what_had_been_sent_has_failed_and_what_had_not_still_waits(
+async def test_after_a_crash_sent_tasks_have_failed_and_unsent_ones_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engines, "RECOVERED_AT_ONCE", 2)
@@ -754,7 +764,7 @@ async def test_a_task_that_waited_over_a_crash_can_go_on() -> None:
     await after.recover()
     live = await after.find(owner_of(ANYONE), waiting.record.id)
     assert live is not None
-    after.continue_with(live, said("do it", "m2"), call())
+    after.continue_with(live, user_message("do it", "m2"), call())
     await turns()
     shop.sent[0].finish(DONE)
     await after.wait_idle()
@@ -793,36 +803,36 @@ async def test_nor_for_longer_the_more_there_is_to_end(monkeypatch: pytest.Monke
     journal.let_go()
 
 
-# -- those who are told elsewhere --------------------------------------------------------------------------------------
+# -- recipients of pushes ---------------------------------------------------------------------------------------------
 
 
 ANN = PushRecipient("ann", "https://ann.example/", "1.0")
 
 
 async def due(shop: Workshop) -> list[int]:
-    """The numbers of the changes of which somebody is to be told."""
+    """The numbers of the changes with a pending notification."""
     found = await shop.journal.all_in(DELIVERY, ("due",), limit=99)
     return sorted(delivery_of(document).number for document in found)
 
 
-async def test_what_is_to_be_sent_is_kept_with_the_change_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_are_stored_atomically_with_their_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     journal = HeldJournal()
     shop = Workshop(journal)
-    told: list[int] = []
-    shop.engine.on_due = lambda documents: told.extend(delivery_of(document).number for document in documents)
+    received: list[int] = []
+    shop.engine.on_due = lambda documents: received.extend(delivery_of(document).number for document in documents)
     beginning = asyncio.ensure_future(shop.engine.begin(replace(draft(call(), id="t"), recipients=(ANN,))))
     await turns()
-    assert (await due(shop), told) == ([], [])
+    assert (await due(shop), received) == ([], [])
     journal.settle()
     await beginning
-    assert (await due(shop), told) == ([1], [1])
+    assert (await due(shop), received) == ([1], [1])
     shop.sent[0].finish(DONE)
     journal.settle("refused")
     await until(lambda: bool(journal.waiting))
-    assert (await due(shop), told) == ([1], [1])
+    assert (await due(shop), received) == ([1], [1])
     journal.settle()
-    assert (await due(shop), told) == ([1, 2], [1, 2])
+    assert (await due(shop), received) == ([1, 2], [1, 2])
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -861,12 +871,12 @@ async def test_recipients_may_change_at_any_time_and_that_is_not_notified(*, is_
     if is_terminal:
         shop.sent[0].finish(DONE)
         await turns()
-    ears, updated = Ears(live), live.record.updated
+    recorded, updated = RecordingListener(live), live.record.updated
     shop.engine.set_recipients(live, (ANN,))
     await shop.engine.wait_stored(live)
     assert live.stored is not None
     assert (live.stored.recipients, live.stored.updated) == ((ANN,), updated)
-    assert (ears.heard, await due(shop)) == ([], [])
+    assert (recorded.records, await due(shop)) == ([], [])
     document = await shop.journal.read(TASK, OWNER.key, "t")
     assert document is not None
     assert record_of(document) == live.stored
@@ -878,7 +888,7 @@ async def test_a_recipient_added_during_a_write_gets_the_next_change() -> None:
     shop = Workshop(journal)
     live = await shop.engine.begin(draft(None, state="input_required", id="t"))
     journal.is_held = True
-    shop.engine.continue_with(live, said("go"), call())
+    shop.engine.continue_with(live, user_message("go"), call())
     shop.engine.set_recipients(live, (ANN,))
     journal.let_go()
     await shop.engine.wait_stored(live)

@@ -1,4 +1,4 @@
-"""What is remembered of a tool's reports: the newest, in order, and never much."""
+"""Stored progress reports of a tool: the newest ones, in order, and bounded."""
 
 from __future__ import annotations
 

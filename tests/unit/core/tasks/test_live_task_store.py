@@ -45,20 +45,20 @@ async def test_the_least_recently_read_are_forgotten_first(monkeypatch: pytest.M
 
 
 async def test_a_reader_of_another_nodes_task_finds_the_news_for_all_waiters() -> None:
-    workshop, heard = Workshop(), list[str]()
+    workshop, received = Workshop(), list[str]()
     tasks = workshop.engine._store
     replace = msgspec.structs.replace
     record = replace(resting(1).record, state="working", version=1)
     live = tasks.show(replace(document_of(record), holder="7"))
     ear = IdleListener()
-    ear.task_changed = lambda record: heard.append(record.state)  # type: ignore[method-assign]
+    ear.task_changed = lambda record: received.append(record.state)  # type: ignore[method-assign]
     live.listeners[ear] = None
     done = document_of(replace(record, state="completed", version=2))
     assert tasks.show(done) is tasks.show(done) is live
-    assert heard == ["completed"]
+    assert received == ["completed"]
 
 
-async def test_all_of_them_take_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_task_cache_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CACHED_BYTES_MAX", 10)
     tasks, lives = TaskCache(), [resting(number, 6) for number in range(2)]
     for live in lives:
@@ -81,7 +81,7 @@ async def test_a_task_with_a_listener_is_not_forgotten(monkeypatch: pytest.Monke
     assert [tasks.get(live.key) for live in lives] == [None, None, lives[2]]
 
 
-async def test_what_the_journal_let_go_is_dropped() -> None:
+async def test_tasks_pruned_in_the_journal_leave_the_cache() -> None:
     tasks, lives = TaskCache(), [resting(number) for number in range(3)]
     for live in lives:
         tasks.put(live)
@@ -125,7 +125,7 @@ async def test_it_is_taken_away_until_the_journal_has_done_so(*, verdict: WriteR
     assert (journal._documents, len(journal.waiting)) == ({}, 0)
 
 
-async def test_what_was_taken_away_without_anybody_knowing_is_done_too() -> None:
+async def test_an_unconfirmed_delete_that_succeeded_is_done() -> None:
     shop, journal = await refused()
     journal.settle("unknown", is_kept=True)
     journal.is_held = False
@@ -195,7 +195,7 @@ async def test_a_wait_that_takes_too_long_has_begun_nothing(monkeypatch: pytest.
     assert shop.sent == []
 
 
-async def test_what_is_discarded_is_none_at_once_and_taken_away_until_it_is() -> None:
+async def test_a_discarded_task_is_hidden_at_once_and_deleted_with_retries() -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
     journal.is_held = False
@@ -212,12 +212,12 @@ async def test_what_is_discarded_is_none_at_once_and_taken_away_until_it_is() ->
     assert journal._documents == {}
 
 
-async def test_what_was_due_of_it_keeps_nothing_of_it() -> None:
+async def test_a_due_delivery_of_a_discarded_task_keeps_no_task() -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
-    told = PushRecipient("a", "https://hook.example.com/", "1.0")
+    received = PushRecipient("a", "https://hook.example.com/", "1.0")
     wanted = draft(call(), id="t")
-    beginning = asyncio.ensure_future(shop.engine.begin(msgspec.structs.replace(wanted, recipients=(told,))))
+    beginning = asyncio.ensure_future(shop.engine.begin(msgspec.structs.replace(wanted, recipients=(received,))))
     await until(lambda: bool(journal.waiting))
     (due,) = deliveries_of(shop.engine._store._running[(OWNER.key, "t")].record)
     journal.settle("unknown", is_kept=True)

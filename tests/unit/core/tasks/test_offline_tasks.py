@@ -1,4 +1,4 @@
-"""Tasks whose servers are away: what was not sent is kept as such, is sent once its server is back, and never twice."""
+"""Tasks with offline servers: unsent calls are stored, sent once when the server is back, and never twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ from isthmus.model.calls import EVERYTHING, Answered, Call, Surface
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
-from tests.unit.core.tasks.doubles import OWNER, SECONDS, Ears, HeldJournal, Workshop, draft, said, turns, until
+from tests.unit.core.tasks.doubles import (
+    OWNER,
+    SECONDS,
+    HeldJournal,
+    RecordingListener,
+    Workshop,
+    draft,
+    turns,
+    until,
+    user_message,
+)
 
 GRACE = 60.0
 
@@ -61,14 +71,14 @@ def numbered(number: int) -> Call:
 # -- while the hub runs ------------------------------------------------------------------------------------------------
 
 
-async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_be() -> None:
+async def test_a_waiting_call_is_stored_as_sent_only_right_before_sending() -> None:
     journal = HeldJournal()
     shop = away(journal)
     beginning = asyncio.ensure_future(shop.begin())
     await until(lambda: bool(journal.waiting))
     journal.settle()
     live = await beginning
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     assert (live.record.state, (await kept(shop, live)).phase) == ("submitted", "waiting")
     come_back(shop)
     await until(lambda: bool(journal.waiting))
@@ -80,7 +90,7 @@ async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_
     journal.let_go()
     shop.sent[0].finish(DONE)
     await until(lambda: live.stored is not None and live.stored.is_terminal)
-    assert ears.states == ["working", "completed"]
+    assert recorded.states == ["working", "completed"]
 
 
 async def test_tasks_are_sent_in_the_order_in_which_they_were_begun() -> None:
@@ -149,21 +159,21 @@ async def test_a_task_waits_no_longer_than_it_may_take() -> None:
 
 
 async def test_a_wait_ends_once_by_time_or_by_news() -> None:
-    shop, heard = away(), list[str]()
+    shop, received = away(), list[str]()
     server_queue, lives = shop.stage.server_queue, [await shop.begin() for _ in range(3)]
     names = dict(zip(lives, ("time", "news", "nothing"), strict=True))
-    queue = OfflineQueue(shop.stage.hub, shop.now, lambda live, _: heard.append(names[live]))
+    queue = OfflineQueue(shop.stage.hub, shop.now, lambda live, _: received.append(names[live]))
     queue._wait(lives[0], server_queue, 0.0)
     queue._wait(lives[1], server_queue, GRACE)
     queue._wait(lives[2], server_queue, 0.0)
     queue.stop(lives[2])
-    await until(lambda: heard == ["time"])
+    await until(lambda: received == ["time"])
     server_queue.attach(HeldLink())
-    await until(lambda: len(heard) > 1)
+    await until(lambda: len(received) > 1)
     server_queue.detach("it left", is_failure=False)
     server_queue.attach(HeldLink())
     await turns()
-    assert heard == ["time", "news"]
+    assert received == ["time", "news"]
 
 
 async def test_the_time_that_a_task_waited_is_not_given_to_it_again() -> None:
@@ -184,7 +194,7 @@ async def test_a_task_that_is_given_up_while_it_waits_is_never_sent() -> None:
     assert (live.record.state, shop.sent, (await kept(shop, live)).pending) == ("canceled", [], None)
 
 
-async def test_what_would_be_refused_anyway_does_not_wait() -> None:
+async def test_a_call_that_would_be_refused_does_not_wait() -> None:
     shop = away()
     live = await shop.begin(replace(call(), name="none.such"))
     await turns()
@@ -203,7 +213,7 @@ async def test_a_message_that_begins_the_call_of_a_task_has_it_wait_too() -> Non
     shop = away()
     async with asyncio.timeout(SECONDS):
         live = await shop.engine.begin(draft(None, state="input_required"))
-    shop.engine.continue_with(live, said("now", "m2"), call())
+    shop.engine.continue_with(live, user_message("now", "m2"), call())
     await turns()
     assert (await kept(shop, live)).phase == "waiting"
     come_back(shop)
@@ -269,7 +279,7 @@ async def test_another_agents_server_is_not_called_in_the_place_of_one_that_is_g
 # -- when it ends ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_not_sent_before_a_crash_is_sent_after_it_and_once() -> None:
+async def test_unsent_calls_are_sent_once_after_a_crash() -> None:
     shop = away()
     lives = [await shop.begin(numbered(number), id=f"t{number}") for number in range(3)]
     after = await next_hub(shop)
@@ -324,7 +334,7 @@ async def test_by_whichever_frontend_it_came_a_call_is_sent_if_its_caller_may_st
         assert bool(after.sent) == is_sent
 
 
-async def test_what_a_caller_may_do_is_not_kept() -> None:
+async def test_a_callers_grants_are_not_stored() -> None:
     shop = away()
     live = await shop.begin()
     pending = (await kept(shop, live)).pending
@@ -376,8 +386,8 @@ async def test_a_call_of_a_set_does_not_leave_it_with_a_renamed_server(surface: 
     assert shop.sent == []
 
 
-class Standing(Ears):
-    """A listener behind which somebody waits."""
+class Standing(RecordingListener):
+    """A listener with a waiting caller."""
 
     is_left = False
 
@@ -385,10 +395,10 @@ class Standing(Ears):
         self.is_left = True
 
 
-async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
+async def test_an_ending_hub_leaves_waiting_calls_to_the_next_one() -> None:
     shop = away()
     live = await shop.begin(id="t")
-    waits, hears = Standing(live), Ears(live)
+    waits, recorded = Standing(live), RecordingListener(live)
     shop.stage.hub.refuse_new_calls()
     shop.engine.release_offline()
     async with asyncio.timeout(SECONDS):
@@ -396,7 +406,7 @@ async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
     shop.stage.server_queue.stop_waiting("the hub is shutting down")
     come_back(shop)
     await turns()
-    assert (waits.is_left, hears.heard, shop.sent) == (True, [], [])
+    assert (waits.is_left, recorded.records, shop.sent) == (True, [], [])
     assert (await kept(shop, live)).phase == "waiting"
     after = await next_hub(shop)
     after.engine.resume()
@@ -437,7 +447,7 @@ async def test_a_call_that_leaves_its_queue_is_sent_once_that_is_kept() -> None:
     journal.is_held = False
     shop = Workshop(journal)
     _, second = await queued(shop)
-    ears = Ears(second)
+    recorded = RecordingListener(second)
     journal.is_held = True
     shop.sent[0].finish(DONE)
     await turns()
@@ -446,7 +456,7 @@ async def test_a_call_that_leaves_its_queue_is_sent_once_that_is_kept() -> None:
     assert (len(shop.sent), (await kept(shop, second)).phase) == (2, "sent")
     shop.sent[1].finish(DONE)
     await until(lambda: second.stored is not None and second.stored.is_terminal)
-    assert ears.states == ["working", "completed"]
+    assert recorded.states == ["working", "completed"]
 
 
 @pytest.mark.parametrize("has_slot", [False, True])
@@ -470,7 +480,7 @@ async def test_a_queued_task_that_is_cancelled_did_not_run_and_gives_its_slot_ba
     assert shop.stage.server_queue.running == 1
 
 
-async def test_what_was_queued_before_a_crash_runs_after_it_and_what_was_sent_is_lost() -> None:
+async def test_queued_calls_run_after_a_crash_and_sent_ones_are_lost() -> None:
     shop = Workshop()
     await queued(shop)
     after = Workshop(shop.journal)
@@ -482,7 +492,7 @@ async def test_what_was_queued_before_a_crash_runs_after_it_and_what_was_sent_is
     assert after.sent[0].call.arguments == numbered(2).arguments
 
 
-async def test_what_was_queued_before_a_crash_waits_for_its_server_to_start() -> None:
+async def test_calls_queued_before_a_crash_wait_for_their_server() -> None:
     shop = Workshop()
     await queued(shop)
     after = Workshop(shop.journal)
@@ -499,7 +509,7 @@ async def test_what_was_queued_before_a_crash_waits_for_its_server_to_start() ->
     await until(lambda: len(after.sent) == 1)
 
 
-async def test_a_hub_that_ends_leaves_what_is_still_queued_to_the_next_one() -> None:
+async def test_an_ending_hub_leaves_queued_calls_to_the_next_one() -> None:
     shop = Workshop()
     first, second = await queued(shop)
     waits = Standing(second)
@@ -552,7 +562,7 @@ async def allow(shop: Workshop, live: LiveTask, by: ApprovedBy) -> None:
     assert approvals is not None
     if by == "caller":
         content = Raw(b'{"action":"accept","content":{"decision":"once"}}')
-        assert shop.engine.answer(live, said("yes"), Answered(content))
+        assert shop.engine.answer(live, user_message("yes"), Answered(content))
     else:
         assert await approvals.decide(approvals.list(BOSS).approvals[0].id, "allow", BOSS, "") is not None
 

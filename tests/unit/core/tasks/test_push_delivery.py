@@ -1,4 +1,4 @@
-"""What is to be sent of a change, and what comes of an attempt."""
+"""The payload of a push, and the outcome of an attempt."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_task_without_recipients_has_no_deliveries() -> None:
     assert deliveries_of(msgspec.structs.replace(RECORD, recipients=())) == ()
 
 
-def test_what_is_due_holds_how_the_task_stood_and_no_secret() -> None:
+def test_a_due_delivery_has_the_tasks_state_and_no_secret() -> None:
     document = deliveries_of(RECORD)[0]
     assert read_record(delivery_of(document).record) == msgspec.structs.replace(RECORD, recipients=())
     for secret in (b"a-token", b"a-credential", b"key=1"):
@@ -108,7 +108,7 @@ def test_of_a_delivery_that_is_over_only_how_it_went_is_kept() -> None:
         (PushReceipt(None, "private", is_refused=True), True),
     ],
 )
-def test_what_cannot_be_otherwise_the_next_time_is_given_up(receipt: PushReceipt, *, is_done: bool) -> None:
+def test_a_permanent_failure_is_not_retried(receipt: PushReceipt, *, is_done: bool) -> None:
     assert not is_delivered(receipt)
     assert is_hopeless(receipt, 1) is is_done
     assert is_hopeless(receipt, ATTEMPTS_MAX)
@@ -130,12 +130,12 @@ def test_a_retry_after_of_a_recipient_is_honoured_within_reason(wanted: float | 
     assert pause_after(PushReceipt(429, retry_after=wanted), 1, 0.0) == pause
 
 
-def test_the_pauses_together_are_what_is_said_of_them() -> None:
+def test_the_pauses_between_attempts_match_the_documentation() -> None:
     pauses = [pause_after(PushReceipt(503), attempts, 1.0) for attempts in range(1, ATTEMPTS_MAX)]
     assert 600 < sum(pauses) < 1_000
 
 
-def test_what_is_kept_of_an_attempt_is_short() -> None:
+def test_the_record_of_an_attempt_is_short() -> None:
     attempt = attempt_of(PushReceipt(None, "x" * 10_000), 5.0)
     assert (attempt.at, attempt.status, len(attempt.reason)) == (5.0, None, REASON_LENGTH_MAX)
 

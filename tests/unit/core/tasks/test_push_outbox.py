@@ -1,4 +1,4 @@
-"""What is due is sent: in order, again where that helps, and found again after a crash."""
+"""Due deliveries are sent in order, retried where that helps, and recovered after a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.core.tasks.record import PushRecipient, TaskRecord
 from isthmus.model.callers import Caller, Grants
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import DONE, call
-from tests.unit.core.tasks.doubles import OWNER, HeldJournal, Workshop, draft, said, turns, until
+from tests.unit.core.tasks.doubles import OWNER, HeldJournal, Workshop, draft, turns, until, user_message
 
 YES = PushReceipt(200)
 BUSY = PushReceipt(503)
@@ -29,7 +29,7 @@ GONE = PushReceipt(410)
 
 
 class Post:
-    """A courier in the test's hands: answers as told, and says yes where it was told nothing."""
+    """A courier with configured receipts; without one it succeeds."""
 
     def __init__(self) -> None:
         self.carried: list[tuple[str, str]] = []
@@ -75,7 +75,7 @@ class Office:
         )
 
     async def begin(self, *urls: str, id: str = "t") -> LiveTask:
-        """Begin a task whose changes are told there."""
+        """Begin a task with pushes to this address."""
         made = msgspec.structs.replace(draft(call(), id=id), recipients=tuple(map(recipient, urls)))
         return await self.engine.begin(made)
 
@@ -126,7 +126,7 @@ async def test_every_change_is_sent_once_and_in_order() -> None:
         assert (office.outbox._queues, office.outbox._hosts) == ({}, {})
 
 
-async def test_what_does_not_arrive_is_tried_again_and_what_follows_it_waits() -> None:
+async def test_a_failed_delivery_is_retried_and_later_ones_wait() -> None:
     async with sending() as office:
         office.post.receipts["http://a/"].extend([BUSY, PushReceipt(None, "refused"), YES, YES, BUSY])
         await office.begin("http://a/")
@@ -140,7 +140,7 @@ async def test_what_does_not_arrive_is_tried_again_and_what_follows_it_waits() -
         assert [each.status for each in last.attempts] == [200, 503, 200]
 
 
-async def test_what_is_hopeless_is_given_up_and_what_follows_is_sent() -> None:
+async def test_a_hopeless_delivery_is_dropped_and_later_ones_are_sent() -> None:
     async with sending() as office:
         office.post.receipts["http://a/"].append(GONE)
         await office.begin("http://a/")
@@ -207,7 +207,7 @@ async def test_a_result_is_sent_even_if_the_task_continued_before() -> None:
     office.end()
     await turns()
     office.engine.reopen(live)
-    office.engine.continue_with(live, said("again"), call())
+    office.engine.continue_with(live, user_message("again"), call())
     await turns()
     async with sending(office):
         await office.until_carried(4)
@@ -226,7 +226,7 @@ async def test_a_large_end_is_sent_as_it_is_stored(monkeypatch: pytest.MonkeyPat
 # -- after a crash -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_due_when_the_hub_ended_is_sent_by_the_next_one() -> None:
+async def test_deliveries_due_when_the_hub_ended_are_sent_by_the_next_one() -> None:
     before = Office()
     await before.begin("http://a/")
     before.end()
@@ -250,7 +250,7 @@ async def test_it_goes_on_with_the_letter_that_did_not_arrive() -> None:
         assert office.post.marks == before.post.marks[2:]
 
 
-async def test_what_becomes_due_while_the_journal_is_read_is_not_forgotten() -> None:
+async def test_deliveries_due_while_the_journal_is_read_are_sent() -> None:
     office = Office()
     await office.begin("http://a/")
     async with sending(office):
@@ -259,7 +259,7 @@ async def test_what_becomes_due_while_the_journal_is_read_is_not_forgotten() -> 
         assert office.post.to("http://a/") == ["t submitted", "t completed", "t over"]
 
 
-async def test_what_is_too_much_to_remember_waits_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_beyond_the_memory_bound_wait_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUES_MAX", 4)
     monkeypatch.setattr(module, "READ_AT_ONCE", 2)
     async with sending() as office:
@@ -294,7 +294,7 @@ async def test_many_silent_recipients_of_one_caller_delay_no_other(monkeypatch: 
         assert len(office.outbox._queues) == 4
 
 
-async def test_nothing_is_held_of_what_was_missed_once_the_journal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missed_deliveries_are_forgotten_once_the_journal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MISSED_MAX", 2)
     office = Office()
     for number in range(5):
@@ -306,7 +306,7 @@ async def test_nothing_is_held_of_what_was_missed_once_the_journal_is_read(monke
         assert office.outbox._behind == set()
 
 
-async def test_what_is_missed_beyond_that_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_missed_beyond_the_bound_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MISSED_MAX", 0)
     journal = Blinking()
     office = Office(Workshop(journal))
@@ -323,7 +323,7 @@ async def test_what_is_missed_beyond_that_is_read_again(monkeypatch: pytest.Monk
 
 
 class Blinking(MemoryJournal):
-    """A journal that cannot be read as often as it is told, and of which a list is made when the test says so."""
+    """A journal with a given number of failing reads, whose list waits for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +383,7 @@ async def test_one_that_cannot_be_read_keeps_no_other_waiting() -> None:
         await office.until_carried(1)
 
 
-# -- what is not wanted any more ---------------------------------------------------------------------------------------
+# -- deliveries that are no longer wanted ------------------------------------------------------------------------------
 
 
 async def test_a_removed_recipient_gets_nothing_more() -> None:
@@ -396,7 +396,7 @@ async def test_a_removed_recipient_gets_nothing_more() -> None:
         assert [each.state for each, _ in await office.kept()] == ["dropped", "delivered"]
 
 
-async def test_what_is_due_goes_to_the_newest_address_of_its_recipient() -> None:
+async def test_deliveries_go_to_the_newest_address_of_their_recipient() -> None:
     office = Office()
     live = await office.begin("http://a/")
     office.engine.set_recipients(live, (msgspec.structs.replace(recipient("http://a/"), url="http://new/"),))
@@ -405,7 +405,7 @@ async def test_what_is_due_goes_to_the_newest_address_of_its_recipient() -> None
         assert office.post.carried == [("http://new/", "t submitted")]
 
 
-async def test_what_is_due_of_a_task_that_is_gone_is_dropped() -> None:
+async def test_deliveries_of_a_deleted_task_are_dropped() -> None:
     office = Office()
     live = await office.begin("http://a/")
     office.end()
@@ -444,7 +444,7 @@ async def test_a_courier_that_breaks_costs_its_own_delivery_and_no_place_in_the_
         assert sorted(states) == ["delivered"] + ["due"] * (AT_ONCE_PER_HOST + 1)
 
 
-async def test_after_a_defect_what_broke_is_tried_again_and_what_follows_it_waits(
+async def test_after_a_defect_the_delivery_is_retried_and_later_ones_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BROKEN_SECONDS", 0.0)
@@ -456,7 +456,7 @@ async def test_after_a_defect_what_broke_is_tried_again_and_what_follows_it_wait
         assert office.post.to("http://a/") == ["t submitted", "t submitted", "t completed", "t over"]
 
 
-async def test_a_journal_that_does_not_keep_what_was_sent_does_not_end_it() -> None:
+async def test_an_unrecorded_delivery_does_not_stop_the_outbox() -> None:
     journal = HeldJournal()
     journal.is_held = False
     async with sending(Office(Workshop(journal))) as office:
@@ -473,7 +473,7 @@ async def test_a_journal_that_does_not_keep_what_was_sent_does_not_end_it() -> N
         assert office.post.to("http://a/") == ["t submitted", "t completed", "t over"]
 
 
-async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
+async def test_a_closed_outbox_begins_no_deliveries() -> None:
     async with sending() as office:
         office.post.receipts["http://a/"].append(PushReceipt(503, retry_after=100.0))
         await office.begin("http://a/")

@@ -1,4 +1,4 @@
-"""What is stored of a task, and which outcomes ask the user to log in."""
+"""The stored record of a task, and which outcomes ask the user to log in."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_server_that_turned_the_hub_away_and_says_where_to_log_in_is_asked_abo
         required({"mode": "form", "message": "Who?"}, {"mode": "url"}, 5),
     ],
 )
-def test_whatever_else_happens_is_an_end(outcome: Outcome) -> None:
+def test_other_outcomes_are_no_login_questions(outcome: Outcome) -> None:
     assert login_question(outcome) is None
 
 
@@ -234,7 +234,7 @@ def test_other_questions_are_no_login(asked: StoredQuestion) -> None:
     assert not is_login(asked)
 
 
-def test_a_stored_call_keeps_what_its_caller_can_be_asked_under_the_name_of_earlier_versions() -> None:
+def test_a_stored_call_keeps_client_capabilities_under_their_earlier_name() -> None:
     call = msgspec.json.decode(
         b'{"id":"c","caller":{"name":"a","tenant":"t","grants":{"allow":[],"deny":[]}},"surface":{"server":null},'
         b'"name":"s.t","arguments":{},"profile":["elicitation"]}',

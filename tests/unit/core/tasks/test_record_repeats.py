@@ -1,4 +1,4 @@
-"""What counts as the same message said again, and for how long."""
+"""Which messages count as repeats, and for how long."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from isthmus.core.tasks.record import (
 )
 from isthmus.model.tasks import DataPart, Message, TaskState
 from isthmus.storage.memory import MemoryJournal
-from tests.unit.core.tasks.doubles import said
+from tests.unit.core.tasks.doubles import user_message
 
 ME, YOU = TaskOwner("tenant", "me"), TaskOwner("tenant", "you")
-FIRST = said("pay", "m1")
+FIRST = user_message("pay", "m1")
 SAME = message_digest(FIRST)
 
 
@@ -42,7 +42,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 @pytest.mark.parametrize("text", [b"1e400", DEEP], ids=["too large", "too deep"])
-def test_what_python_cannot_hold_is_the_same_as_itself_alone(text: bytes) -> None:
+def test_values_that_python_cannot_hold_equal_only_themselves(text: bytes) -> None:
     assert message_digest(data(text)) == message_digest(data(text))
     assert message_digest(data(text)) != message_digest(data(b"1"))
 
@@ -58,15 +58,15 @@ def test_what_python_cannot_hold_is_the_same_as_itself_alone(text: bytes) -> Non
         (b"1e400", b"1e401"),
     ],
 )
-def test_what_differs_in_value_or_type_is_not_the_same(one: bytes, other: bytes) -> None:
+def test_messages_that_differ_in_value_or_type_are_no_repeats(one: bytes, other: bytes) -> None:
     assert message_digest(data(one)) != message_digest(data(other))
 
 
 def test_a_message_has_one_task_with_each_caller() -> None:
-    assert task_id_for(ME, SAME) == task_id_for(ME, message_digest(said("pay", "m1")))
+    assert task_id_for(ME, SAME) == task_id_for(ME, message_digest(user_message("pay", "m1")))
     others = [
         task_id_for(YOU, SAME),
-        task_id_for(ME, message_digest(said("pay", "m2"))),
+        task_id_for(ME, message_digest(user_message("pay", "m2"))),
         task_id_for(ME, message_digest(FIRST, "talk")),
     ]
     assert len({task_id_for(ME, SAME), *others}) == 4
@@ -78,7 +78,7 @@ def test_a_task_is_joined_until_ten_minutes_after_its_end() -> None:
     assert not is_joined(record("completed"), 2.0 + 600.0)
 
 
-async def test_a_key_is_kept_with_what_it_was_used_for_and_can_be_used_anew() -> None:
+async def test_a_key_is_stored_with_its_message_and_can_be_reused() -> None:
     journal = MemoryJournal()
     assert await read_key(journal, ME, "k") is None
     journal._write([key_document(ME, "k", "d1", "t1", 5.0, None)])

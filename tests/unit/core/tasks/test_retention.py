@@ -1,4 +1,4 @@
-"""Old tasks are deleted, with what belongs to them."""
+"""Old tasks are deleted, with their documents."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_task_is_stored_for_as_long_as_a_person_may_be_asked(seconds: fl
     assert await tidy.left() == {"running", "waiting"}
 
 
-async def test_what_was_sent_of_tasks_goes_with_them() -> None:
+async def test_deliveries_are_deleted_with_their_tasks() -> None:
     tidy = Tidy()
     at = tidy.shop.seconds
     for number, state in enumerate(STATES):

@@ -72,7 +72,7 @@ class Room(Workshop):
             await self.engine.begin(draft(None, state="input_required"))
 
     async def fill(self) -> int:
-        """Begin such tasks until no more is taken; return how many were."""
+        """Begin such tasks until one is refused; return how many were accepted."""
         for begun in range(100):
             try:
                 await self.ask()
@@ -103,7 +103,7 @@ class Room(Workshop):
         return sum(found.values()), sum(size for (kind, state), size in found.items() if state not in DELETABLE[kind])
 
 
-async def test_what_is_counted_is_what_there_is() -> None:
+async def test_the_quota_counts_the_stored_bytes() -> None:
     room = Room()
     room.engine.storage_quota.keep_bytes = 10 * MOST
     await room.end("one")
@@ -120,7 +120,7 @@ async def test_what_is_counted_is_what_there_is() -> None:
     assert room.slow.weighed == 3, "once by the engine"
 
 
-async def test_what_is_written_while_the_journal_weighs_is_counted_once() -> None:
+async def test_writes_during_weighing_are_counted_once() -> None:
     room = Room()
     room.slow.may_answer.clear()
     await room.begin(id="one")
@@ -134,7 +134,7 @@ async def test_what_is_written_while_the_journal_weighs_is_counted_once() -> Non
     assert room.counted == await room.weighed()
 
 
-async def test_what_was_not_kept_is_not_counted() -> None:
+async def test_refused_writes_are_not_counted() -> None:
     room = Room()
     await room.ask()
     await turns()
@@ -145,19 +145,19 @@ async def test_what_was_not_kept_is_not_counted() -> None:
     assert room.counted == before
 
 
-async def test_what_is_to_be_sent_is_counted_once_however_often_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_are_counted_once_despite_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RETRY_SECONDS", 0.0)
     room = Room()
     room.engine.storage_quota.keep_bytes = 100 * MOST
-    told = msgspec.structs.replace(
+    received = msgspec.structs.replace(
         draft(call(), id="told"), recipients=(PushRecipient("1", "https://a.example", "1.0"),)
     )
     await room.end("first")
     room.slow.refuses = True
     with pytest.raises(TaskNotStored):
-        await room.engine.begin(told)
+        await room.engine.begin(received)
     room.slow.refuses = False
-    await room.engine.begin(told)
+    await room.engine.begin(received)
     room.slow.refuses = True
     room.sent[-1].finish(DONE)
     await turns(50)
@@ -182,7 +182,7 @@ async def test_room_is_made_with_some_to_spare_and_a_task_in_mind_is_forgotten_t
     assert await room.engine.find(OWNER, str(number - 1)) is not None
 
 
-async def test_what_is_to_be_sent_is_counted_and_what_was_sent_makes_room_before_any_task() -> None:
+async def test_due_deliveries_count_and_sent_ones_are_deleted_before_tasks() -> None:
     room = Room()
     room.engine.storage_quota.keep_bytes = 100 * MOST
     recipients = tuple(PushRecipient(str(number), f"https://a.example/{number}", "1.0") for number in range(3))
@@ -212,7 +212,7 @@ async def test_after_a_refusal_the_journal_is_asked_again_after_a_while(monkeypa
     assert await room.fill() == 1
 
 
-async def test_a_refusal_says_what_there_is_and_what_would_come_to_it() -> None:
+async def test_a_quota_refusal_names_the_used_and_the_requested_bytes() -> None:
     room = Room()
     begun = await room.fill()
     (_, kept), each = room.counted, room.counted[1] // begun
@@ -248,12 +248,12 @@ async def test_room_that_was_not_made_is_not_reported(monkeypatch: pytest.Monkey
     await room.begin(id="two")
     await room.begin(id="three")
     room.engine.storage_quota.keep_bytes = 800
-    with capture_logs() as told:
+    with capture_logs() as received:
         for running in room.sent[:2]:
             running.finish(DONE)
             await turns(20)
         await room.engine.storage_quota._free(OWNER)
-    made = [line["tasks"] for line in told if line["event"].startswith("deleted a caller's oldest tasks")]
+    made = [line["tasks"] for line in received if line["event"].startswith("deleted a caller's oldest tasks")]
     assert made == [1, 1]
 
 
@@ -314,7 +314,7 @@ async def test_a_journal_that_cannot_weigh_refuses_no_caller_and_is_asked_again(
     assert room.counted == await room.weighed()
 
 
-async def test_a_lower_bound_holds_for_what_is_there() -> None:
+async def test_a_lowered_quota_applies_to_stored_tasks() -> None:
     room = Room()
     for number in range(5):
         await room.end(str(number))

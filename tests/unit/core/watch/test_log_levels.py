@@ -1,4 +1,4 @@
-"""How much servers are asked to log: as much as the most curious caller wants, and all for who never chose."""
+"""Log levels of servers: the lowest level that a caller wants, and all lines if a caller chose no level."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from isthmus.model.names import ServerName
 from tests.unit.core.doubles import SERVER
 
 
-def heard(levels: LogLevels) -> list[LogLevel | None]:
-    told: list[LogLevel | None] = []
-    levels.watch(lambda: told.append(levels.lowest))
-    return told
+def recorded_levels(levels: LogLevels) -> list[LogLevel | None]:
+    received: list[LogLevel | None] = []
+    levels.watch(lambda: received.append(levels.lowest))
+    return received
 
 
-def test_without_a_chosen_level_servers_log_what_they_like() -> None:
+def test_without_a_chosen_level_servers_choose_their_own() -> None:
     levels = LogLevels()
-    told = heard(levels)
+    received = recorded_levels(levels)
     levels.listen("a")
     levels.listen("b")
     levels.leave("a")
-    assert (levels.lowest, told) == (None, [])
+    assert (levels.lowest, received) == (None, [])
 
 
 def test_the_most_talkative_level_that_anybody_wants_is_asked_for() -> None:
     levels = LogLevels()
-    told = heard(levels)
+    received = recorded_levels(levels)
     levels.want("a", "error")
     levels.want("b", "info")
     levels.want("c", "emergency")
-    assert told == ["error", "info"]
+    assert received == ["error", "info"]
 
 
 def test_a_subscriber_that_leaves_or_wants_less_counts_as_well() -> None:
     levels = LogLevels()
     levels.want("a", "debug")
     levels.want("b", "warning")
-    told = heard(levels)
+    received = recorded_levels(levels)
     levels.want("a", "critical")
     levels.leave("b")
     levels.leave("b")
     levels.leave("never there")
-    assert told == ["warning", "critical"]
+    assert received == ["warning", "critical"]
 
 
 def test_a_subscriber_without_a_level_loses_nothing_to_others() -> None:
     levels = LogLevels()
     levels.listen("a")
-    told = heard(levels)
+    received = recorded_levels(levels)
     levels.want("b", "error")
     levels.want("a", "alert")
     levels.listen("c")
-    assert told == ["debug", "error", "debug"]
+    assert received == ["debug", "error", "debug"]
 
 
 def test_once_a_level_was_chosen_the_servers_default_is_unknown() -> None:
@@ -68,43 +68,43 @@ def test_once_a_level_was_chosen_the_servers_default_is_unknown() -> None:
 
 def test_choosing_again_and_again_is_one_choice() -> None:
     levels = LogLevels()
-    told = heard(levels)
+    received = recorded_levels(levels)
     levels.want("a", "debug")
     levels.want("a", "error")
     levels.want("b", "alert")
     levels.leave("a")
-    assert told == ["debug", "error", "alert"]
+    assert received == ["debug", "error", "alert"]
 
 
 def test_a_watcher_that_left_gets_nothing() -> None:
     levels = LogLevels()
-    told: list[str] = []
-    unwatch = levels.watch(lambda: told.append("told"))
+    received: list[str] = []
+    unwatch = levels.watch(lambda: received.append("told"))
     unwatch()
     unwatch()
     levels.want("a", "info")
-    assert told == []
+    assert received == []
 
 
-def test_what_single_calls_want_is_asked_for_once_and_for_good() -> None:
+def test_a_lower_level_of_a_single_call_is_requested_once_and_stays() -> None:
     levels = LogLevels()
-    told = heard(levels)
+    received = recorded_levels(levels)
     levels.call("error")
     levels.call("info")
     levels.call("info")
     levels.call("alert")
     levels.want("a", "emergency")
     levels.leave("a")
-    assert told == ["error", "info"]
+    assert received == ["error", "info"]
 
 
 def test_a_calls_level_costs_nothing_to_subscribers_without_one() -> None:
     levels = LogLevels()
     levels.listen("a")
-    told = heard(levels)
+    received = recorded_levels(levels)
     levels.call("error")
     levels.leave("a")
-    assert told == ["debug", "error"]
+    assert received == ["debug", "error"]
 
 
 async def test_choosing_a_level_waits_until_servers_have_accepted_it() -> None:

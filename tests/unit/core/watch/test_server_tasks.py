@@ -1,4 +1,4 @@
-"""Which tasks callers were given: listed and told to their own, forgotten in time, and never confused."""
+"""Tasks of servers and their callers: listed and announced to the owner, forgotten in time, never confused."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ TaskUpdates = list[tuple[str, str, bool]]
 
 
 def listening(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") -> tuple[TaskUpdates, Callable[[], None]]:
-    heard: TaskUpdates = []
+    received: TaskUpdates = []
 
     def tell(task: ServerTask, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
-        heard.append((task.state.id, task.state.status, is_other))
+        received.append((task.state.id, task.state.status, is_other))
 
-    return heard, tasks.listen(caller, session, tell)
+    return received, tasks.listen(caller, session, tell)
 
 
 # -- tasks of the hub's own ----------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_everybody_is_listed_its_own_in_the_order_in_which_they_were_made() -> N
     assert [task.number for task in tasks.of(ANYONE)] == [1, 2]
 
 
-def test_what_a_server_answers_is_known_afterwards() -> None:
+def test_task_states_in_a_servers_answers_are_recorded() -> None:
     tasks = registered("1", "2")
     tasks.answered(ANYONE, A, HERE, state("1", "input_required"))
     tasks.answered(ANYONE, A, HERE, state("2", "completed"))
@@ -143,9 +143,9 @@ def test_a_task_is_forgotten_when_its_server_says() -> None:
     tasks.answered(ANYONE, A, HERE, state("1", ttl=10.0))
     assert len(listed(tasks)) == 2
     clock.now += 1.0
-    heard, _ = listening(tasks)
+    received, _ = listening(tasks)
     tasks.notified(A, HERE, state("1", ttl=10.0))
-    assert (listed(tasks), heard) == ([("2", "working")], [])
+    assert (listed(tasks), received) == ([("2", "working")], [])
     clock.now += KEEP_SECONDS - 11.0
     tasks.answered(ANYONE, A, HERE, state("2"))
     clock.now += KEEP_SECONDS - 1.0
@@ -154,7 +154,7 @@ def test_a_task_is_forgotten_when_its_server_says() -> None:
     assert (listed(tasks), len(tasks)) == ([], 0)
 
 
-def test_what_its_server_forgot_is_forgotten() -> None:
+def test_tasks_forgotten_by_their_server_are_forgotten() -> None:
     tasks = registered("1")
     (task,) = tasks.of(ANYONE)
     tasks.forget(task)
@@ -205,20 +205,20 @@ def test_only_listeners_of_the_same_caller_are_notified() -> None:
 
 def test_an_end_is_notified_once_and_nothing_after_it() -> None:
     tasks = registered("1", "2")
-    heard, _ = listening(tasks)
+    received, _ = listening(tasks)
     tasks.answered(ANYONE, A, HERE, state("1", "completed"))  # one conversation asked, which another does not hear
     for status in ("working", "completed", "completed", "failed", "working"):
         tasks.notified(A, HERE, state("1", status))
-    assert heard == [("1", "completed", True)]
+    assert received == [("1", "completed", True)]
     assert listed(tasks)[0] == ("1", "completed")
 
 
 @pytest.mark.parametrize("server", [A, B])
-def test_what_is_said_on_another_link_or_of_another_server_is_about_another_task(server: ServerName) -> None:
+def test_notifications_on_another_link_or_server_do_not_match_the_task(server: ServerName) -> None:
     tasks = registered("1")
-    heard, _ = listening(tasks)
+    received, _ = listening(tasks)
     tasks.notified(server, LinkSession() if server == A else HERE, state("1", "failed"))
-    assert (heard, listed(tasks)) == ([], [("1", "working")])
+    assert (received, listed(tasks)) == ([], [("1", "working")])
 
 
 def test_if_a_link_gives_one_id_to_two_callers_neither_is_notified() -> None:
@@ -234,14 +234,14 @@ def test_a_reused_id_belongs_to_its_last_owner() -> None:
     tasks = registered("1")
     tasks.answered(ANYONE, A, HERE, state("1", "completed"))
     tasks.made(OTHER, A, HERE, state("1"))
-    heard, _ = listening(tasks, OTHER)
+    received, _ = listening(tasks, OTHER)
     tasks.notified(A, HERE, state("1", "failed"))
-    assert (listed(tasks), heard) == ([], [("1", "failed", True)])
+    assert (listed(tasks), received) == ([], [("1", "failed", True)])
     tasks.made(OTHER, A, HERE, state("1"))
     assert listed(tasks, OTHER) == [("1", "working")]
 
 
-def test_an_id_that_a_new_link_gives_anew_is_not_the_earlier_callers_any_more() -> None:
+def test_an_id_reused_by_a_new_link_belongs_to_its_new_caller() -> None:
     place, later = LinkSession(), LinkSession()
     tasks = registered("1", "2", place=place)
     assert not tasks.belongs_to_other(ANYONE, A, "1")
@@ -285,7 +285,11 @@ def test_conversations_with_processes_of_their_own_know_their_own_tasks_by_the_s
     tasks.notified(A, places["x"], state("1", "failed"))
     ears["y"][1]()
     tasks.notified(A, places["y"], state("1"))
-    assert {session: heard for session, (heard, _) in ears.items()} == {"x": [("1", "failed", True)], "y": [], "z": []}
+    assert {session: received for session, (received, _) in ears.items()} == {
+        "x": [("1", "failed", True)],
+        "y": [],
+        "z": [],
+    }
     found = [listed(tasks, session=session) for session in ("x", "y", "z")]
     assert found == [[("1", "failed")], [("1", "working")], []]
 
@@ -297,30 +301,30 @@ def test_a_broken_listener_costs_only_itself() -> None:
         raise RuntimeError("broken")
 
     tasks.listen(ANYONE, "", broken)
-    heard, _ = listening(tasks)
+    received, _ = listening(tasks)
     with structlog.testing.capture_logs() as logs:
         tasks.notified(A, HERE, state("1"))
     assert [entry["event"] for entry in logs] == ["a listener of a task failed"]
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 # -- progress ------------------------------------------------------------------------------------------------------
 
 
 def test_progress_of_the_request_that_a_task_was_made_by_is_reported_until_it_ends() -> None:
-    tasks, heard = ServerTasks(Clock()), list[Progress]()
-    tasks.made(ANYONE, A, HERE, state("1"), request=7, report=heard.append)
+    tasks, received = ServerTasks(Clock()), list[Progress]()
+    tasks.made(ANYONE, A, HERE, state("1"), request=7, report=received.append)
     tasks.made(ANYONE, A, HERE, state("2"), request=8)
     for place, request in ((HERE, 7), (HERE, 8), (LinkSession(), 7), (HERE, -1)):
         tasks.progressed(place, request, lambda: Progress({}))
-    assert len(heard) == 1
+    assert len(received) == 1
     tasks.notified(A, HERE, state("1", "completed"))
     tasks.progressed(HERE, 7, lambda: Progress({}))
-    assert len(heard) == 1
+    assert len(received) == 1
     (task, _) = tasks.of(ANYONE)
     tasks.forget(task)
     tasks.progressed(HERE, 7, lambda: Progress({}))
-    assert (len(heard), tasks._reporting) == (1, {})
+    assert (len(received), tasks._reporting) == (1, {})
 
 
 def test_a_report_that_fails_costs_only_itself() -> None:

@@ -1,4 +1,4 @@
-"""Who hears that a resource was updated: many listen, and its server is asked once."""
+"""Updates of resources: many callers follow one, and its server gets one subscription."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_without_a_link_no_server_can_be_asked() -> None:
     assert subscriptions.wanted(SERVER) == []
 
 
-async def test_subscriptions_outlast_a_link_and_the_next_one_knows_what_to_ask_for() -> None:
+async def test_subscriptions_outlast_a_link_and_move_to_the_next_one() -> None:
     subscriptions, ear = following(Server()), CountingListener()
     await subscriptions.add(KEY, ear)
     await subscriptions.add((SERVER, "file:///other"), ear)
@@ -189,7 +189,7 @@ async def test_an_update_of_a_part_is_notified_to_followers_of_the_whole() -> No
 
 
 @pytest.mark.parametrize("uri", ["", "/", "no slash", "/" * 5000, "x" * (LENGTH_MAX + 1) + "/x", "urn:a:b"])
-async def test_whatever_a_server_says_was_updated_it_does_no_harm(uri: str) -> None:
+async def test_updates_of_odd_uris_are_harmless(uri: str) -> None:
     subscriptions, ear = following(Server()), CountingListener()
     await subscriptions.add((SERVER, uri), ear)
     subscriptions.updated(SERVER, uri)
@@ -298,7 +298,7 @@ async def test_the_answer_is_that_of_the_link_from_which_the_resource_would_be_r
     links.links = {SOMEBODY: Server(refuse)}
     assert await links.subscriptions.add(KEY, CountingListener(), SOMEBODY) is REFUSED
     await links.settled()
-    assert links.common.asked == []  # it need not tell what nobody hears
+    assert links.common.asked == []  # it need not announce updates without a listener
     links.links, links.common.answer = {SOMEBODY: Server()}, refuse
     ear = await links.add(SOMEBODY)
     await links.settled()
@@ -355,7 +355,7 @@ async def test_a_followed_resource_can_be_followed_again_while_no_server_can_be_
     assert (one.count, two.count) == (1, 1)
 
 
-async def test_a_link_that_forgot_what_it_was_asked_is_asked_again() -> None:
+async def test_a_link_that_forgot_its_subscriptions_subscribes_again() -> None:
     server = Server()
     subscriptions = following(server)
     await subscriptions.add(KEY, CountingListener())

@@ -94,7 +94,7 @@ class Office:
                 await asyncio.sleep(0)
 
     async def until_alone(self) -> None:
-        """Wait until nobody listens any more."""
+        """Wait until no listener is left."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while any(live.listeners for live in self.engine._store._running.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -112,7 +112,7 @@ class Hall:
         """Ask something, on a connection of its own."""
         async with connect_raw(self.port) as raw_client:
             raw_client.say(request(path, body, *lines, method=method))
-            return await raw_client.hear()
+            return await raw_client.receive()
 
     async def post(self, body: Any, *lines: str, path: str = "/a2a") -> Answer:
         """Send JSON, or bytes as they are."""
@@ -123,14 +123,14 @@ class Hall:
         """The answer to a JSON-RPC request."""
         answer = await self.post(envelope(method, params), *lines)
         assert answer.status == 200
-        told = json.loads(answer.body)
-        assert told["id"] == 7
-        return told
+        response = json.loads(answer.body)
+        assert response["id"] == 7
+        return response
 
     async def task(self, method: str, params: Mapping[str, Any], *lines: str) -> Any:
         """The task that a request of 1.0 is answered with."""
-        told = await self.rpc(method, params, *lines)
-        result = told["result"]
+        response = await self.rpc(method, params, *lines)
+        result = response["result"]
         return result.get("task", result)
 
     @asynccontextmanager
@@ -139,7 +139,7 @@ class Hall:
         async with connect_raw(self.port) as raw_client:
             body = json.dumps(envelope(method, params)).encode()
             raw_client.say(request("/a2a", body, "Content-Type: application/json", *lines))
-            status, headers = await raw_client.hear_head()
+            status, headers = await raw_client.receive_head()
             assert (status, dict(headers)[b"content-type"]) == (200, b"text/event-stream")
             yield Events(raw_client)
 
@@ -167,8 +167,8 @@ class Events:
 
     async def item(self) -> Any:
         """The next result of a JSON-RPC stream."""
-        _, told = await self.next()
-        return told["result"]
+        _, received = await self.next()
+        return received["result"]
 
     async def rest(self) -> list[Any]:
         """All that is left, until the stream ends."""
@@ -206,7 +206,7 @@ NOW: dict[str, Any] = {"configuration": {"returnImmediately": True}}
 async def hall(
     settings: A2aSettings | None = None, journal: Journal | None = None, *, needs_key: bool = True
 ) -> AsyncIterator[Hall]:
-    """The agent behind an open listener; whoever `needs_key` or not is let in."""
+    """The agent behind an open listener; with `needs_key`, requests need one."""
     office = Office(settings, journal)
     auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
     address = "https://hub.example/"

@@ -1,4 +1,4 @@
-"""What a message tells the agent to do, in each of the forms that there are."""
+"""Instructions in a message to the agent, in each of their forms."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ EXECUTE = {"target_mcp_server_id": "files", "tool_name": "read", "arguments": {"
 
 
 def read(*parts: Part, metadata: Any = None) -> Instruction:
-    told = Raw() if metadata is None else raw(metadata)
-    return read_instruction(Message("m", "user", parts, metadata=told))
+    received = Raw() if metadata is None else raw(metadata)
+    return read_instruction(Message("m", "user", parts, metadata=received))
 
 
 def data(value: Any) -> DataPart:
@@ -45,13 +45,13 @@ def test_an_instruction_is_data_or_text_that_is_json(*, is_text: bool) -> None:
         return TextPart(f" {json.dumps(value)}\n") if is_text else data(value)
 
     assert read(part({"tool": "a.b"})) == ToolInstruction("a.b", raw({}))
-    told = read(part({"tool": "b", "server": "a", "arguments": {"x": 1}}))
-    assert told == ToolInstruction("b", raw({"x": 1}), "a")
+    received = read(part({"tool": "b", "server": "a", "arguments": {"x": 1}}))
+    assert received == ToolInstruction("b", raw({"x": 1}), "a")
     assert read(part(EXECUTE)) == ToolInstruction("read", raw({"path": "x"}), "files", "execute")
     assert read(part(COMMAND)) == CommandInstruction("files", "tools/call")
 
 
-def test_the_first_object_counts_whatever_stands_before_it() -> None:
+def test_the_first_data_object_counts() -> None:
     parts = (
         TextPart("please"),
         FilePart(url="https://example.com"),
@@ -70,12 +70,12 @@ def test_a_command_has_all_that_it_can_have() -> None:
         "mcp_request_id": 12,
         "mcp_headers": {"x-a": "b"},
     }
-    told = CommandInstruction("files", "tools/call", raw({"name": "x"}), "/mcp", Raw(b"12"), {"x-a": "b"})
-    assert read(data(whole)) == told
+    received = CommandInstruction("files", "tools/call", raw({"name": "x"}), "/mcp", Raw(b"12"), {"x-a": "b"})
+    assert read(data(whole)) == received
     assert read(data({**COMMAND, "mcp_params": None, "mcp_headers": None})) == CommandInstruction("files", "tools/call")
 
 
-def test_what_is_written_out_as_nothing_is_not_said() -> None:
+def test_null_members_count_as_omitted() -> None:
     nothing = dict.fromkeys(("mcp_params", "mcp_request_path", "mcp_request_id", "mcp_headers"))
     assert read(data({**COMMAND, **nothing})) == CommandInstruction("files", "tools/call")
 
@@ -115,11 +115,11 @@ def test_headers_are_not_kept_of_an_instruction_that_was_cut_short() -> None:
     assert b"hunter22" not in msgspec.json.encode(without_headers(said))
 
 
-def test_what_is_kept_of_headers_is_no_instruction_any_more() -> None:
+def test_an_instruction_stored_without_its_headers_cannot_run_again() -> None:
     said = Message("m", "user", (data({**COMMAND, "mcp_headers": {"X-A": "b"}}),))
-    told = read_instruction(without_headers(said))
-    assert isinstance(told, BadInstruction)
-    assert told.message == "mcp_headers are not kept: give the whole instruction again"
+    received = read_instruction(without_headers(said))
+    assert isinstance(received, BadInstruction)
+    assert received.message == "mcp_headers are not kept: give the whole instruction again"
 
 
 @given(st.recursive(st.none() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
@@ -130,9 +130,9 @@ def test_a_message_without_headers_is_kept_as_it_is(value: Any) -> None:
 
 def test_arguments_keep_their_text() -> None:
     part = DataPart(Raw(b'{"tool":"a","arguments":{"z":1.50,"a":12345678901234567890123}}'))
-    told = read(part)
-    assert isinstance(told, ToolInstruction)
-    assert bytes(told.arguments) == b'{"z":1.50,"a":12345678901234567890123}'
+    received = read(part)
+    assert isinstance(received, ToolInstruction)
+    assert bytes(received.arguments) == b'{"z":1.50,"a":12345678901234567890123}'
 
 
 @pytest.mark.parametrize("key", ["skill", "skillId", "skill_id"])
@@ -162,23 +162,23 @@ TWICE = DataPart(Raw(b'{"tool":"files.read","tool":"files.delete"}'))
 )
 def test_arguments_that_have_a_member_twice_are_refused_like_an_instruction_that_has(text: str) -> None:
     for part in (DataPart(Raw(text.encode())), TextPart(text)):
-        told = read(part)
-        assert isinstance(told, BadInstruction)
-        assert "twice" in told.message
+        received = read(part)
+        assert isinstance(received, BadInstruction)
+        assert "twice" in received.message
 
 
 @pytest.mark.parametrize("arguments", ['{"a":{"b":1},"c":{"b":1}}', '{"\\u0022":1,"\\"x":"\\u0022"}', '{"n":1e400}'])
 def test_the_same_name_in_several_objects_is_no_repetition(arguments: str) -> None:
-    told = read(DataPart(Raw(f'{{"tool":"files.read","arguments":{arguments}}}'.encode())))
-    assert isinstance(told, ToolInstruction)
-    assert bytes(told.arguments).decode() == arguments
+    received = read(DataPart(Raw(f'{{"tool":"files.read","arguments":{arguments}}}'.encode())))
+    assert isinstance(received, ToolInstruction)
+    assert bytes(received.arguments).decode() == arguments
 
 
 @pytest.mark.parametrize("skill", [None, "files.wipe", "mcp.execute_tool", "execute_mcp_command"])
-def test_data_that_says_two_things_is_no_instruction_whatever_stands_behind_it(skill: str | None) -> None:
-    told = read(TWICE, data({"tool": "files.delete"}), metadata=None if skill is None else {"skill": skill})
-    assert isinstance(told, BadInstruction)
-    assert "twice" in told.message
+def test_data_with_duplicate_keys_is_no_instruction(skill: str | None) -> None:
+    received = read(TWICE, data({"tool": "files.delete"}), metadata=None if skill is None else {"skill": skill})
+    assert isinstance(received, BadInstruction)
+    assert "twice" in received.message
 
 
 @pytest.mark.parametrize("part", [TWICE, data(["x"]), data("x"), data(0)])
@@ -209,10 +209,10 @@ def test_a_skill_takes_data_that_is_nothing_for_nothing() -> None:
         ({**COMMAND, "mcp_request_path": 5}, "command"),
     ],
 )
-def test_an_instruction_that_is_wrong_says_of_which_form_it_was(value: Any, form: str) -> None:
-    told = read(data(value))
-    assert isinstance(told, BadInstruction)
-    assert told.form == form
+def test_an_invalid_instruction_names_its_form(value: Any, form: str) -> None:
+    received = read(data(value))
+    assert isinstance(received, BadInstruction)
+    assert received.form == form
 
 
 def test_everything_else_is_words() -> None:
@@ -227,10 +227,10 @@ def test_text_that_is_no_fit_json_is_words(text: str) -> None:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
-def test_whatever_data_comes_is_read(value: Any) -> None:
+def test_any_data_is_read_without_an_exception(value: Any) -> None:
     keys = ("tool", "arguments", "tool_name", "mcp_method", "mcp_target_url", "mcp_params")
-    for told in (value, dict.fromkeys(keys, value)):
-        assert isinstance(read(data(told)), ToolInstruction | CommandInstruction | Saying | BadInstruction)
+    for received in (value, dict.fromkeys(keys, value)):
+        assert isinstance(read(data(received)), ToolInstruction | CommandInstruction | Saying | BadInstruction)
 
 
 FORM = {
@@ -243,8 +243,8 @@ SAMPLE = StoredQuestion("sampling/createMessage", raw({"messages": []}))
 
 
 def reply(asked: StoredQuestion, *parts: Part) -> Any:
-    told = read_reply(asked, Message("m", "user", parts))
-    return json.loads(bytes(told.result)) if isinstance(told, Answered) else told
+    received = read_reply(asked, Message("m", "user", parts))
+    return json.loads(bytes(received.result)) if isinstance(received, Answered) else received
 
 
 @pytest.mark.parametrize("part", [DataPart(raw({"age": 3})), TextPart('{"age": 3}')])
@@ -252,7 +252,7 @@ def test_the_values_alone_are_an_answer(part: Part) -> None:
     assert reply(ELICIT, part) == {"action": "accept", "content": {"age": 3}}
 
 
-def test_an_answer_may_say_what_it_does() -> None:
+def test_an_answer_may_name_its_action() -> None:
     assert reply(ELICIT, DataPart(raw({"action": "accept", "content": {"age": 3}})))["content"] == {"age": 3}
     assert reply(ELICIT, DataPart(raw({"action": "decline"}))) == {"action": "decline"}
     assert reply(ELICIT, DataPart(raw({"action": "cancel"}))) == {"action": "cancel"}
@@ -306,9 +306,9 @@ def test_words_answer_no_other_question(properties: Any) -> None:
 
 def test_values_keep_their_text() -> None:
     asked = StoredQuestion("elicitation/create", raw({"message": "?"}))
-    told = read_reply(asked, Message("m", "user", (TextPart('{"n":1.50,"big":12345678901234567890123}'),)))
-    assert isinstance(told, Answered)
-    assert b'"content":{"n":1.50,"big":12345678901234567890123}' in bytes(told.result)
+    received = read_reply(asked, Message("m", "user", (TextPart('{"n":1.50,"big":12345678901234567890123}'),)))
+    assert isinstance(received, Answered)
+    assert b'"content":{"n":1.50,"big":12345678901234567890123}' in bytes(received.result)
 
 
 def test_other_questions_are_answered_by_their_result() -> None:

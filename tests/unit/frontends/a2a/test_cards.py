@@ -1,4 +1,4 @@
-"""The card: true, in each generation's form, and of what the one who asks may see."""
+"""The card: in each generation's form, with the tools that its reader may see."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def card(here: Hall, path: str, *lines: str) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_card_says_where_the_agent_is_whatever_the_request_says(path: str) -> None:
+async def test_a_card_has_the_configured_address(path: str) -> None:
     async with hall() as here:
         answer = await here.ask(path)
         assert b"https://hub.example/a2a" in answer.body
@@ -86,12 +86,12 @@ async def test_a_client_that_revalidates_by_time_learns_of_changes() -> None:
 
 
 @pytest.mark.parametrize("given", ["yesterday", "", "Mon, 99 Foo 2026 00:00:00 GMT", "9" * 40])
-async def test_a_time_that_is_none_is_no_time(given: str) -> None:
+async def test_an_invalid_modification_time_is_ignored(given: str) -> None:
     async with hall() as here:
         assert (await here.ask(PATHS[0], f"If-Modified-Since: {given}")).status == 200
 
 
-async def test_only_what_anybody_may_see_may_be_kept_for_everybody() -> None:
+async def test_only_public_cards_may_be_cached_publicly() -> None:
     async with hall() as here:
 
         async def scope(*lines: str) -> bytes | None:
@@ -159,8 +159,8 @@ async def test_the_extended_card_is_for_callers_and_in_their_words() -> None:
         latest = (await here.rpc("GetExtendedAgentCard", {}))["result"]
         earlier = (await here.rpc("agent/getAuthenticatedExtendedCard", {}))["result"]
         plain = json.loads((await here.ask("/a2a/rest/extendedAgentCard")).body)
-        for told in (latest, earlier, plain):
-            assert any(skill["id"] == "files.read" for skill in told["skills"])
+        for received in (latest, earlier, plain):
+            assert any(skill["id"] == "files.read" for skill in received["skills"])
         assert ("url" in latest, "url" in earlier) == (False, True)
         assert plain == latest
 
@@ -181,26 +181,26 @@ async def test_the_extended_card_waits_for_a_server_that_is_only_starting(method
 
 async def test_on_an_open_hub_there_is_no_other_card() -> None:
     async with hall(needs_key=False) as here:
-        told = await card(here, PATHS[0])
-        assert told["capabilities"]["extendedAgentCard"] is False
-        assert "securitySchemes" not in told
+        response = await card(here, PATHS[0])
+        assert response["capabilities"]["extendedAgentCard"] is False
+        assert "securitySchemes" not in response
         assert (await here.rpc("GetExtendedAgentCard", {}))["error"]["code"] == -32004
         assert (await here.rpc("agent/getAuthenticatedExtendedCard", {}))["error"]["code"] == -32007
 
 
 async def test_the_card_lists_the_credentials_that_the_authenticator_accepts() -> None:
     async with hall() as here:
-        told = await card(here, PATHS[0])
-        assert told["securityRequirements"] == [
+        response = await card(here, PATHS[0])
+        assert response["securityRequirements"] == [
             {"schemes": {"bearer": {"list": []}}},
             {"schemes": {"key": {"list": []}}},
             {"schemes": {"oauth": {"list": []}}},
         ]
-        assert told["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"] == "Bearer"
-        assert told["securitySchemes"]["key"]["apiKeySecurityScheme"] == {"location": "header", "name": "X-Api-Key"}
-        flow = told["securitySchemes"]["oauth"]["oauth2SecurityScheme"]["flows"]["clientCredentials"]
+        assert response["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"] == "Bearer"
+        assert response["securitySchemes"]["key"]["apiKeySecurityScheme"] == {"location": "header", "name": "X-Api-Key"}
+        flow = response["securitySchemes"]["oauth"]["oauth2SecurityScheme"]["flows"]["clientCredentials"]
         assert flow == {
-            "tokenUrl": f"{told['supportedInterfaces'][0]['url'].removesuffix('/a2a')}/oauth/token",
+            "tokenUrl": f"{response['supportedInterfaces'][0]['url'].removesuffix('/a2a')}/oauth/token",
             "scopes": {},
         }
         assert (await card(here, PATHS[1]))["authentication"] == {"schemes": ["Bearer", "apiKey", "oauth2"]}
@@ -210,13 +210,16 @@ async def test_the_card_lists_the_credentials_that_the_authenticator_accepts() -
 
 async def test_the_first_generation_s_card_is_that_of_an_mcp_gateway() -> None:
     async with hall() as here:
-        told = await card(here, PATHS[1])
-        assert (told["name"], told["defaultInputModes"], told["defaultOutputModes"]) == (
+        response = await card(here, PATHS[1])
+        assert (response["name"], response["defaultInputModes"], response["defaultOutputModes"]) == (
             "MCP Gateway Agent",
             ["data"],
             ["data"],
         )
-        assert (told["skills"][0]["id"], told["skills"][0]["name"]) == ("execute_mcp_command", "Execute MCP Command")
+        assert (response["skills"][0]["id"], response["skills"][0]["name"]) == (
+            "execute_mcp_command",
+            "Execute MCP Command",
+        )
 
 
 async def test_the_schemas_of_skills_are_in_an_extension() -> None:

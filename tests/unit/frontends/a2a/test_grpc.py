@@ -138,7 +138,7 @@ async def test_a_stream_reports_events_as_they_happen() -> None:
         assert report["statusUpdate"]["status"]["message"]["parts"][0] == {"text": "step 1"}
         other = caller.call("SubscribeToTask", {"id": first["task"]["id"]})
         await other.read()
-        # Who comes later is told the same again.
+        # A later subscriber gets the same again.
         assert json_format.MessageToDict(await other.read()) == report
         caller.here.office.finish()
         for stream in (call, other):
@@ -174,14 +174,14 @@ async def test_the_extended_card_is_the_caller_s() -> None:
         ("GetTask", {"id": "x"}, {"a2a_version": "1.0"}, ("NOT_FOUND", "TASK_NOT_FOUND")),
     ],
 )
-async def test_what_cannot_be_done_has_a_status_and_a_reason(
+async def test_refusals_have_a_status_and_a_reason(
     method: str, params: Any, metadata: dict[str, str], status: tuple[str, str]
 ) -> None:
     async with counter() as caller:
         assert await caller.refused(method, params, **metadata) == status
 
 
-async def test_without_a_key_no_caller_is_admitted_and_none_sees_what_is_anothers() -> None:
+async def test_requests_without_a_key_are_rejected_and_callers_see_only_their_tasks() -> None:
     async with counter() as caller:
         caller.here.office.answer_at_once()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -232,7 +232,7 @@ async def test_a_client_that_connects_and_asks_nothing_is_disconnected(said: byt
         writer.close()
 
 
-async def test_there_is_room_for_so_many_connections_and_no_more() -> None:
+async def test_a_connection_over_the_limit_is_closed() -> None:
     async with counter(connections=3) as caller:
         held = [await asyncio.open_connection("127.0.0.1", caller.port) for _ in range(3)]
         for reader, writer in held:
@@ -247,7 +247,7 @@ async def test_there_is_room_for_so_many_connections_and_no_more() -> None:
 
 @pytest.mark.parametrize("method", ["ListTasks", "SendStreamingMessage"])
 async def test_a_key_revoked_during_a_message_admits_no_caller(method: str) -> None:
-    """A message may take half a minute, and whoever sends it would have that long after its key has ended."""
+    """A message may take half a minute; its sender must not have that long after its key has ended."""
     given = CLASSES[METHODS[method][0]]
     params = run() if method in STREAMS else {}
     asked = asyncio.Event()

@@ -103,24 +103,26 @@ async def test_numbers_and_the_order_of_keys_come_back_as_they_were() -> None:
         (b'{"jsonrpc":"2.0","id":7,"result":{}}', -32600),
     ],
 )
-async def test_what_is_wrong_has_its_code_and_the_next_request_works(body: bytes, code: int) -> None:
+async def test_invalid_requests_have_their_codes_and_the_next_request_works(body: bytes, code: int) -> None:
     async with hall() as here:
         here.office.answer_at_once()
-        told = json.loads((await here.post(body)).body)
-        assert told["error"]["code"] == code
-        assert "result" not in told
+        response = json.loads((await here.post(body)).body)
+        assert response["error"]["code"] == code
+        assert "result" not in response
         assert (await here.task("SendMessage", run()))["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
 @pytest.mark.parametrize(
-    ("method", "params", "told"),
+    ("method", "params", "received"),
     [
         ("message/stream", {"message": {}}, b'data: {"jsonrpc":"2.0","id":7,"error":{"code":-32602,'),
         ("tasks/resubscribe", {"id": "none"}, b'data: {"jsonrpc":"2.0","id":7,"error":{"code":-32001,'),
         ("tasks/sendSubscribe", {"id": "none"}, b'event: error\ndata: {"error":'),
     ],
 )
-async def test_a_client_that_only_reads_streams_gets_its_error_in_one(method: str, params: Any, told: bytes) -> None:
+async def test_a_client_that_only_reads_streams_gets_its_error_in_one(
+    method: str, params: Any, received: bytes
+) -> None:
     async with hall() as here:
         for lines in (
             ["Accept: text/event-stream"],
@@ -129,7 +131,7 @@ async def test_a_client_that_only_reads_streams_gets_its_error_in_one(method: st
         ):
             answer = await here.post(envelope(method, params), *lines)
             assert (answer.status, answer.header(b"content-type")) == (200, b"text/event-stream")
-            assert answer.body.startswith(told)
+            assert answer.body.startswith(received)
         for lines in ([], ["Accept: */*"], ["Accept: application/json", "Accept: text/event-stream"]):
             answer = await here.post(envelope(method, params), *lines)
             assert answer.header(b"content-type") == b"application/json"
@@ -168,13 +170,15 @@ async def test_other_methods_of_http_are_not_for_it() -> None:
         assert (answer.status, answer.header(b"allow")) == (405, b"GET, POST")
 
 
-async def test_a_caller_without_a_key_learns_what_is_needed() -> None:
+async def test_a_caller_without_a_key_gets_a_challenge() -> None:
     async with hall() as here:
         answer = await here.post(envelope("ListTasks", {}), "X-Api-Key: nobody")
         assert answer.status == 401
         assert json.loads(answer.body)["error"]["code"] == -32600
-        told = json.loads((await here.post(run(), "X-Api-Key: nobody", path="/a2a/rest/message:send")).body)["error"]
-        assert (told["code"], told["status"]) == (401, "UNAUTHENTICATED")
+        response = json.loads((await here.post(run(), "X-Api-Key: nobody", path="/a2a/rest/message:send")).body)[
+            "error"
+        ]
+        assert (response["code"], response["status"]) == (401, "UNAUTHENTICATED")
         old = json.loads((await here.post(run(), "X-Api-Key: nobody", path="/a2a/rest/v1/message:send")).body)
         assert old["error"] == "InvalidRequestError"
         assert answer.header(b"www-authenticate") is not None
@@ -185,8 +189,8 @@ async def test_a_caller_that_cannot_be_verified_now_gets_retry_after() -> None:
         answer = await here.post(envelope("ListTasks", {}), "X-Api-Key: later")
         assert (answer.status, answer.header(b"retry-after")) == (503, b"5")
         assert "cannot be checked" in json.loads(answer.body)["error"]["message"]
-        told = json.loads((await here.post(run(), "X-Api-Key: later", path="/a2a/rest/message:send")).body)["error"]
-        assert (told["code"], told["status"]) == (503, "UNAVAILABLE")
+        response = json.loads((await here.post(run(), "X-Api-Key: later", path="/a2a/rest/message:send")).body)["error"]
+        assert (response["code"], response["status"]) == (503, "UNAVAILABLE")
 
 
 async def test_cancelling_is_answered_once_it_is_done() -> None:
@@ -200,8 +204,8 @@ async def test_cancelling_is_answered_once_it_is_done() -> None:
 async def test_push_for_a_missing_task_is_refused() -> None:
     async with hall() as here:
         config = {"taskId": "t", "url": "https://example.com"}
-        told = await here.rpc("CreateTaskPushNotificationConfig", config)
-        assert told["error"]["code"] == -32001
+        response = await here.rpc("CreateTaskPushNotificationConfig", config)
+        assert response["error"]["code"] == -32001
 
 
 # -- the plain binding -----------------------------------------------------------------------------------------------

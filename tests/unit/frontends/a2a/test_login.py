@@ -1,4 +1,4 @@
-"""A server that wants somebody to log in first: the task waits, says where, and goes on with the next message."""
+"""A server that requires a login first: the task waits, shows the address, and continues with the next message."""
 
 from __future__ import annotations
 

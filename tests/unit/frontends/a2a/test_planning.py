@@ -1,4 +1,4 @@
-"""From an instruction to a call, over what the caller sees."""
+"""From an instruction to a call, within the caller's view."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_an_unknown_tool_is_a_task_that_failed(name: str, server: str | No
     assert made.state == "failed"
 
 
-async def test_what_the_caller_may_not_see_is_neither_found_nor_hinted_at() -> None:
+async def test_hidden_tools_are_neither_found_nor_suggested() -> None:
     blind = Sight(Caller("blind", "default", Grants(("other.*",))))
     made = blind.plan(ToolInstruction("files.read", raw({})))
     assert reason(made) == "unknown_tool"
@@ -186,12 +186,12 @@ async def test_the_tasks_of_a_configured_server_are_not_asked_after_by_commands(
         ("prompts/list", "prompts", ["ask"]),
     ],
 )
-async def test_lists_are_answered_from_what_the_caller_sees(method: str, member: str, names: list[str]) -> None:
+async def test_lists_are_answered_from_the_callers_view(method: str, member: str, names: list[str]) -> None:
     made = Sight().plan(CommandInstruction("files", method))
     assert made.state == "completed"
     assert made.ending is not None
-    told: dict[str, Any] = json.loads(bytes(made.ending.result))
-    assert [entry["name"] for entry in told[member]] == names
+    response: dict[str, Any] = json.loads(bytes(made.ending.result))
+    assert [entry["name"] for entry in response[member]] == names
 
 
 async def test_a_tool_s_name_is_a_method_too_as_it_is_for_servers_without_mcp() -> None:
@@ -207,7 +207,7 @@ async def test_other_methods_are_pinged_or_refused() -> None:
     assert reason(Sight().plan(CommandInstruction("nobody", "ping"))) == "unknown_server"
 
 
-# -- servers that want somebody to log in before they say what they can do ---------------------------------------------
+# -- servers that require a login before they list their methods ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ async def test_other_methods_are_pinged_or_refused() -> None:
         CommandInstruction("bank", "ping"),
     ],
 )
-async def test_what_is_to_be_done_there_ends_as_a_call_would_that_was_turned_away(instruction: Instruction) -> None:
+async def test_a_target_call_refused_by_the_hub_ends_like_a_refused_call(instruction: Instruction) -> None:
     made, listener = Sight().plan(instruction), Listener()
     assert isinstance(made.call, TargetCall)
     assert made.call.start(listener).outcome is CLOSED
@@ -295,7 +295,7 @@ async def test_a_bad_command_is_refused_before_anybody_is_dialled() -> None:
         ("ping", {}, []),
     ],
 )
-async def test_what_needs_no_call_is_answered_when_the_server_is_reached(
+async def test_methods_without_a_call_are_answered_once_the_server_is_reached(
     method: str, params: dict[str, Any], told: list[str]
 ) -> None:
     listener, way = reached(method, params)
@@ -305,7 +305,7 @@ async def test_what_needs_no_call_is_answered_when_the_server_is_reached(
     assert [entry["name"] for entry in json.loads(bytes(outcome.payload)).get("tools", [])] == told
 
 
-def told(listener: Listener) -> Any:
+def only_result(listener: Listener) -> Any:
     """The one result in which a task's work ended."""
     (outcome,) = listener.ends
     assert isinstance(outcome, Result), outcome
@@ -354,13 +354,13 @@ async def test_a_method_that_the_hub_does_not_know_is_for_the_server_to_answer(m
 async def test_a_second_greeting_is_answered_with_the_first() -> None:
     listener, way = reached("initialize", {"protocolVersion": "2025-06-18"})
     way.then(OpenTarget(Stage.of(OFFER).hub, SERVER, initialize_result=raw({"protocolVersion": "2025-11-25"})))
-    assert told(listener) == {"protocolVersion": "2025-11-25"}
+    assert only_result(listener) == {"protocolVersion": "2025-11-25"}
 
 
 async def test_that_a_client_is_initialized_need_not_be_said_again() -> None:
     listener, way = reached("notifications/initialized", {})
     way.then(OpenTarget(Stage.of(OFFER).hub, SERVER))
-    assert told(listener) == {}
+    assert only_result(listener) == {}
 
 
 async def test_a_notification_has_no_answer() -> None:
@@ -369,7 +369,7 @@ async def test_a_notification_has_no_answer() -> None:
     assert "'notifications/cancelled' is a notification" in listener.fault.message
 
 
-async def test_what_is_said_to_be_accepted_is() -> None:
+async def test_methods_named_as_accepted_are_accepted() -> None:
     made = Sight().plan(CommandInstruction("files", "tools/jump"))
     assert made.ending is not None
     named = made.ending.message.partition(" must be one of ")[2].split(", ")
@@ -407,7 +407,7 @@ async def test_a_bad_instruction_keeps_its_form() -> None:
 
 
 @pytest.mark.parametrize("name", ["files.hear", "hear"])
-async def test_words_go_to_the_tool_for_them_with_what_it_takes(name: str) -> None:
+async def test_plain_text_goes_to_the_text_tool_with_its_arguments(name: str) -> None:
     call = called(Sight().plan(Saying("hello"), name))
     assert call.name == "files.hear"
     assert json.loads(bytes(call.arguments)) == {"text": "hello", "context_id": "talk"}
@@ -492,7 +492,7 @@ async def test_at_its_server_an_target_call_is_the_call_that_is_made_there() -> 
     assert (scene.outcome(), scene.listener.ends) == (DONE, [DONE])
 
 
-async def test_what_needs_no_call_is_over_with_the_arrival() -> None:
+async def test_an_immediate_outcome_ends_when_the_server_is_reached() -> None:
     scene = Scene(DONE)
     scene.reach()
     assert (scene.underway.outcome, scene.listener.ends) == (DONE, [DONE])

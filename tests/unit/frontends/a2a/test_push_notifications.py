@@ -1,4 +1,4 @@
-"""Where changes are sent, as callers say it in each generation, and what is written there."""
+"""Push settings as callers send them in each generation, and the notifications sent."""
 
 from __future__ import annotations
 
@@ -179,14 +179,14 @@ async def test_lists_come_in_pages() -> None:
         (replace(ANN, scheme="B:\r\nx"), "not the name of one"),
     ],
 )
-async def test_what_could_not_be_sent_is_refused_and_no_task_is_begun_for_it(target: PushConfig, why: str) -> None:
+async def test_an_unusable_push_target_is_refused_and_no_task_begins(target: PushConfig, why: str) -> None:
     office = Office()
     sent = await office.a2a_service.send(ANYONE, "1.0", saying(RUN, push=target))
     assert isinstance(sent, A2aProblem)
     assert office.sent == []
     live = await begun(office)
-    told = await named(office, live, target)
-    for problem in (sent, told):
+    response = await named(office, live, target)
+    for problem in (sent, response):
         assert isinstance(problem, A2aProblem)
         assert problem.kind == "invalid_params"
         assert why in problem.message
@@ -198,7 +198,7 @@ SECRETS = some.text(some.characters(max_codepoint=300), max_size=20)
 
 
 @given(SECRETS, SECRETS, SECRETS)
-def test_whatever_is_accepted_stays_on_its_line(token: str, scheme: str, credentials: str) -> None:
+def test_accepted_push_settings_stay_on_their_header_lines(token: str, scheme: str, credentials: str) -> None:
     target = PushConfig(URL, "i", token or None, scheme or None, credentials or None)
     if flaw_in(target) is None:
         [letter] = write_letters(PushRecipient("i", URL, "0.3", token, scheme, credentials), RECORD, "mark")
@@ -232,7 +232,7 @@ async def test_another_callers_task_is_not_found() -> None:
     assert await listed(office, live) == ["ann"]
 
 
-async def test_what_cannot_be_kept_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_push_setting_that_cannot_be_stored_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = HeldJournal()
     journal.is_held = False
     office = Office(journal=journal)
@@ -381,22 +381,22 @@ def test_since_1_0_each_change_is_sent_as_a_stream_would() -> None:
 
 @pytest.mark.parametrize("form", ["0.3", "0.1", "agentvault"])
 def test_before_that_the_whole_task_is_sent(form: str) -> None:
-    [(headers, told)] = letters(form, DONE)
+    [(headers, received)] = letters(form, DONE)
     assert headers["content-type"] == "application/json"
-    assert told["id"] == "t"
-    assert (told.get("state") or told["status"]["state"]).lower() == "completed"
+    assert received["id"] == "t"
+    assert (received.get("state") or received["status"]["state"]).lower() == "completed"
 
 
-def test_what_proves_that_it_comes_from_here_goes_with_it() -> None:
+def test_pushes_carry_their_token_and_credentials() -> None:
     [(headers, _)] = letters("0.3", DONE, "t", "Bearer", "c")
     assert (headers["x-a2a-notification-token"], headers["authorization"]) == ("t", "Bearer c")
     [(bare, _)] = letters("0.3", DONE, "", "Bearer", "")
     assert bare.keys() == {"content-type", "x-a2a-notification-id", "x-a2a-notification-time"}
 
 
-def test_a_generation_that_is_not_supported_any_more_is_notified_in_another_form() -> None:
-    [(_, told)] = letters("0.0", DONE)
-    assert told["kind"] == "task"
+def test_an_unsupported_generation_is_notified_in_another_form() -> None:
+    [(_, received)] = letters("0.0", DONE)
+    assert received["kind"] == "task"
 
 
 # -- what is kept of it ------------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_a_proof_that_was_moved_to_another_address_is_sent_nowhere() -> None:
     assert (moved.token, moved.credentials) == ("", "")
 
 
-def test_an_address_that_was_moved_to_another_task_is_none() -> None:
+def test_a_push_address_moved_to_another_task_does_not_open() -> None:
     office_less: Any = None
     pushing = PushNotifications(office_less, office_less, lambda _: False, ProcessSealer())
     kept = pushing.recipient(ANYONE, "1.0", ANN, "t")
@@ -435,6 +435,6 @@ def test_an_address_that_was_moved_to_another_task_is_none() -> None:
     assert (moved.url, moved.token, moved.credentials) == ("", "", "")
 
 
-def test_what_an_earlier_hub_kept_as_it_was_is_sent_as_it_was() -> None:
+def test_push_settings_stored_unsealed_by_earlier_hubs_still_work() -> None:
     office_less: Any = None
     assert PushNotifications(office_less, office_less, lambda _: False, ProcessSealer()).opened(KEPT, "t") == KEPT

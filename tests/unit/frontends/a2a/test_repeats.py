@@ -1,4 +1,4 @@
-"""Who says the same again gets what came of the first, and nothing runs twice for it."""
+"""A repeated message gets the outcome of the first, and nothing runs twice."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_a_large_answer_with_a_missing_part_is_returned_to_a_repeated_requ
         answer_largely(here)
         async with connect_raw(here.port, receive_bytes=4096) as raw_client:
             raw_client.say(request("/a2a", json.dumps(envelope("SendMessage", run())).encode(), JSON_LINE))
-            await raw_client.hear_head()
+            await raw_client.receive_head()
             raw_client.leave()
         again = await here.task("SendMessage", run())
         assert again["artifacts"][0]["parts"][0]["text"] == LARGE
@@ -186,7 +186,7 @@ async def test_a_repeated_message_joins_the_stream_that_broke() -> None:
         async with here.following("SendStreamingMessage", run()) as events:
             assert (await events.item())["task"]["id"] == first["task"]["id"]
             here.office.finish()
-            last = [told["result"] for _, told in await events.rest()][-1]
+            last = [received["result"] for _, received in await events.rest()][-1]
             assert last["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
         assert len(here.office.sent) == 1
         async with here.following("SendStreamingMessage", run()) as events:
@@ -267,13 +267,13 @@ async def test_a_message_that_could_not_be_begun_may_be_said_again() -> None:
             while not journal.waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         journal.let_go()
-        told = await asyncio.gather(*sending)
-        assert sorted("error" in each for each in told) == [False, True]
-        assert [each["error"]["code"] for each in told if "error" in each] == [-32603]
+        results = await asyncio.gather(*sending)
+        assert sorted("error" in each for each in results) == [False, True]
+        assert [each["error"]["code"] for each in results if "error" in each] == [-32603]
         assert len(here.office.sent) == 1
 
 
-async def test_after_a_crash_the_same_message_is_answered_with_what_was_lost() -> None:
+async def test_after_a_crash_a_repeated_message_gets_the_lost_task() -> None:
     async with hall() as here:
         await here.task("SendMessage", run(**NOW))
         office = here.office
@@ -319,8 +319,8 @@ async def test_the_same_message_may_be_written_otherwise_the_second_time() -> No
         one, other = (json.dumps(envelope("SendMessage", said), sort_keys=way).encode() for way in (True, False))
         assert one != other
         for lines in ((), (KEY,)):
-            told = [json.loads((await here.post(body, *lines)).body)["result"]["task"] for body in (one, other)]
-            assert told[0]["id"] == told[1]["id"]
+            received = [json.loads((await here.post(body, *lines)).body)["result"]["task"] for body in (one, other)]
+            assert received[0]["id"] == received[1]["id"]
         assert len(here.office.sent) == 1
 
 
@@ -351,8 +351,8 @@ async def test_a_key_with_another_message_is_refused() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         await here.task("SendMessage", run(), KEY)
-        told = await here.rpc("SendMessage", run(arguments={"path": "x"}), KEY)
-        assert told["error"]["code"] == -32602
+        response = await here.rpc("SendMessage", run(arguments={"path": "x"}), KEY)
+        assert response["error"]["code"] == -32602
         answer = await here.post(run(arguments={"path": "x"}), KEY, path="/a2a/rest/message:send")
         assert answer.status == 409
         assert len(here.office.sent) == 1
@@ -390,19 +390,19 @@ async def test_two_with_one_key_at_the_same_moment_are_one() -> None:
 @pytest.mark.parametrize("key", ["", "x" * 257])
 async def test_a_key_has_a_length(key: str) -> None:
     async with hall() as here:
-        told = await here.rpc("SendMessage", message("hello"), f"Idempotency-Key: {key}")
-        assert told["error"]["code"] == -32602
+        response = await here.rpc("SendMessage", message("hello"), f"Idempotency-Key: {key}")
+        assert response["error"]["code"] == -32602
 
 
-async def test_a_key_whose_task_is_not_kept_any_more_runs_nothing() -> None:
+async def test_a_key_with_an_expired_task_runs_nothing() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         first = await here.task("SendMessage", run(), KEY)
         await here.office.journal.prune("task", ["completed"], before=here.office.now() + 1, limit=9)
         here.office.engine.forget_before(here.office.now() + 1, 0.0)
-        told = await here.rpc("SendMessage", run(), KEY)
-        assert told["error"]["code"] == -32001
-        assert first["id"] in told["error"]["message"]
+        response = await here.rpc("SendMessage", run(), KEY)
+        assert response["error"]["code"] == -32001
+        assert first["id"] in response["error"]["message"]
         assert len(here.office.sent) == 1
 
 
@@ -454,9 +454,9 @@ async def test_a_key_holds_for_a_message_that_goes_on_with_a_task_too() -> None:
         here.office.finish()
         again = await here.task("SendMessage", said, KEY)
         assert (again["id"], again["status"]["state"]) == (task, "TASK_STATE_COMPLETED")
-        told = await here.rpc("SendMessage", run(id="m3", said={"taskId": task}), KEY)
-        assert told["error"]["code"] == -32602
-        assert "was used with another message" in told["error"]["message"]
+        response = await here.rpc("SendMessage", run(id="m3", said={"taskId": task}), KEY)
+        assert response["error"]["code"] == -32602
+        assert "was used with another message" in response["error"]["message"]
         assert len(here.office.sent) == 1
 
 
@@ -472,7 +472,7 @@ async def test_a_key_that_was_not_kept_before_a_crash_costs_nothing() -> None:
         assert len(here.office.sent) == 1
 
 
-async def test_what_was_refused_uses_no_key() -> None:
+async def test_a_refused_message_does_not_use_its_key() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         task = (await here.task("SendMessage", run()))["id"]
@@ -495,8 +495,8 @@ async def test_the_first_generation_reopens_a_task_that_has_ended() -> None:
         here.office.answer_at_once()
         states = []
         for number in (1, 2, 2):
-            told = (await here.rpc("tasks/send", first(n=number)))["result"]
-            states.append((told["id"], told["status"]["state"], told["artifacts"][0]["parts"][0]["text"]))
+            response = (await here.rpc("tasks/send", first(n=number)))["result"]
+            states.append((response["id"], response["status"]["state"], response["artifacts"][0]["parts"][0]["text"]))
         assert states == [("mine", "completed", '{"n": 1}')] + [("mine", "completed", '{"n": 2}')] * 2
         assert len(here.office.sent) == 3
         kept = (await here.rpc("tasks/get", {"id": "mine", "historyLength": 9}))["result"]
@@ -511,8 +511,8 @@ async def test_an_answer_that_its_caller_missed_is_given_again_and_nothing_runs_
             await here.office.until_followed()
         await here.office.until_alone()
         here.office.finish()
-        told = (await here.rpc("tasks/send", first(n=1)))["result"]
-        assert (told["status"]["state"], len(here.office.sent)) == ("completed", 1)
+        response = (await here.rpc("tasks/send", first(n=1)))["result"]
+        assert (response["status"]["state"], len(here.office.sent)) == ("completed", 1)
         here.office.answer_at_once()
         await here.rpc("tasks/send", first(n=1))
         assert len(here.office.sent) == 2
@@ -527,7 +527,7 @@ async def test_the_same_again_while_it_runs_is_answered_with_its_end(lines: tupl
         await here.office.until_followed(3)
         here.office.finish()
         async with asyncio.timeout(PATIENCE_SECONDS):
-            ends = [(await told)["result"]["status"]["state"] for told in (one, *again)]
+            ends = [(await received)["result"]["status"]["state"] for received in (one, *again)]
         assert ends == ["completed"] * 3
         assert len(here.office.sent) == 1
 
@@ -598,7 +598,7 @@ async def test_a_repeated_request_after_a_question_may_answer_it_as_the_first() 
         await two
 
 
-async def test_what_is_reopened_is_kept_and_may_end_otherwise() -> None:
+async def test_a_reopened_task_is_stored_and_may_end_differently() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         await here.rpc("tasks/send", first(n=1))
@@ -611,12 +611,12 @@ async def test_what_is_reopened_is_kept_and_may_end_otherwise() -> None:
         assert document.state == "input_required"
 
 
-async def test_other_generations_leave_what_has_ended() -> None:
+async def test_other_generations_do_not_reopen_ended_tasks() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         task = (await here.task("SendMessage", run()))["id"]
-        told = await here.rpc("SendMessage", run(id="m2", said={"taskId": task}))
-        assert told["error"]["code"] == -32004
+        response = await here.rpc("SendMessage", run(id="m2", said={"taskId": task}))
+        assert response["error"]["code"] == -32004
 
 
 async def test_only_a_few_sent_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What callers can do with tasks, each with its own only."""
+"""Operations on tasks; each caller reaches only its own."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ async def begun(office: Office, said: SendMessage | None = None, *, dialect: Dia
 
 
 async def refused(office: Office, said: SendMessage, *, caller: Caller = ANYONE, dialect: DialectName = "1.0") -> str:
-    told = await office.a2a_service.send(caller, dialect, said)
-    assert isinstance(told, A2aProblem), told
-    return told.kind
+    response = await office.a2a_service.send(caller, dialect, said)
+    assert isinstance(response, A2aProblem), response
+    return response.kind
 
 
 # -- saying something --------------------------------------------------------------------------------------------------
@@ -94,9 +94,9 @@ async def test_a_storage_failure_is_reported_as_the_hubs_own_problem() -> None:
         office.engine._loop.call_soon(done, "refused")
 
     journal.write = refuse  # type: ignore[method-assign]
-    told = await office.a2a_service.send(ANYONE, "1.0", saying(RUN))
-    assert isinstance(told, A2aProblem)
-    assert (told.kind, told.details) == ("internal", {"executed": "no", "retryAfter": "1"})
+    response = await office.a2a_service.send(ANYONE, "1.0", saying(RUN))
+    assert isinstance(response, A2aProblem)
+    assert (response.kind, response.details) == ("internal", {"executed": "no", "retryAfter": "1"})
     assert office.sent == []
 
 
@@ -113,7 +113,7 @@ class SlowJournal(MemoryJournal):
         return await super().weigh(kinds, owner)
 
 
-async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_to_a_task_evicted_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
     office = Office(journal=(journal := SlowJournal()))
     await begun(office, saying("hello"))
@@ -136,7 +136,7 @@ async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(mo
 
 
 @pytest.mark.parametrize("key", [None, "key"])
-async def test_what_is_more_than_a_caller_may_have_is_no_failure_of_ours(
+async def test_exceeding_the_storage_quota_is_not_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     office = Office()
@@ -144,10 +144,10 @@ async def test_what_is_more_than_a_caller_may_have_is_no_failure_of_ours(
     await turns()
     monkeypatch.setattr(office.engine.storage_quota, "most", lambda _: 2_000)
     for said in (saying("hello", "m2"), saying(RUN, "m3", task=live.record.id)):
-        told = await office.a2a_service.send(ANYONE, "1.0", said, key)
-        assert isinstance(told, A2aProblem)
-        assert (told.kind, told.details) == ("unsupported_operation", {"executed": "no"})
-        assert "[a2a] keep_bytes" in told.message
+        response = await office.a2a_service.send(ANYONE, "1.0", said, key)
+        assert isinstance(response, A2aProblem)
+        assert (response.kind, response.details) == ("unsupported_operation", {"executed": "no"})
+        assert "[a2a] keep_bytes" in response.message
 
 
 async def test_a_wrong_instruction_is_a_task_that_failed() -> None:
@@ -201,8 +201,8 @@ async def test_words_go_to_the_tool_for_them_if_there_is_one() -> None:
     office = Office(A2aSettings(text_tool="files.hear"))
     live = await begun(office, saying("hello", context="talk"))
     assert office.sent[0].call.name == "files.hear"
-    told = bytes(office.sent[0].call.arguments)
-    assert told == b'{"text":"hello","message_id":"m1","context_id":"talk","metadata":{}}'
+    received = bytes(office.sent[0].call.arguments)
+    assert received == b'{"text":"hello","message_id":"m1","context_id":"talk","metadata":{}}'
     assert live.record.state == "working"
 
 
@@ -267,7 +267,7 @@ async def test_an_answer_that_is_given_again_is_given_once() -> None:
     assert [message.id for message in live.record.said] == ["m1", f"{live.record.id}-question-1", "m2"]
 
 
-async def test_what_is_given_again_may_be_written_otherwise() -> None:
+async def test_a_repeated_answer_may_be_spelt_differently() -> None:
     office = Office()
     live = await begun(office)
     office.sent[0].ask(QUESTION, lambda _: None)
@@ -331,7 +331,7 @@ async def test_a_task_takes_only_so_many_messages(
 
 
 @pytest.mark.parametrize(("stand", "dialect"), STANDS)
-async def test_a_task_takes_only_so_much_besides_what_it_began_with(
+async def test_later_messages_of_a_task_are_bounded_in_bytes(
     stand: Stand, dialect: DialectName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "SAID_BYTES_MAX", 1_000)
@@ -422,9 +422,9 @@ async def test_lists_are_narrowed_paged_and_up_to_date() -> None:
 
 @pytest.mark.parametrize("asked", [ListTasks(page_size=0), ListTasks(page_size=101), ListTasks(page_token="nonsense")])
 async def test_a_list_that_cannot_be_given_is_a_problem(asked: ListTasks) -> None:
-    told = await Office().a2a_service.list(ANYONE, asked)
-    assert isinstance(told, A2aProblem)
-    assert told.kind == "invalid_params"
+    response = await Office().a2a_service.list(ANYONE, asked)
+    assert isinstance(response, A2aProblem)
+    assert response.kind == "invalid_params"
 
 
 async def test_giving_a_task_up_reaches_its_server_and_is_done_once() -> None:
@@ -432,6 +432,6 @@ async def test_giving_a_task_up_reaches_its_server_and_is_done_once() -> None:
     live = await begun(office)
     assert await office.a2a_service.cancel(ANYONE, CancelTask(live.record.id)) is live
     assert len(office.stage.link.withdrawn) == 1
-    told = await office.a2a_service.cancel(ANYONE, CancelTask(live.record.id))
-    assert isinstance(told, A2aProblem)
-    assert told.kind == "task_not_cancelable"
+    response = await office.a2a_service.cancel(ANYONE, CancelTask(live.record.id))
+    assert isinstance(response, A2aProblem)
+    assert response.kind == "task_not_cancelable"

@@ -1,4 +1,4 @@
-"""What an operator can say of the agent."""
+"""Settings of the agent."""
 
 from __future__ import annotations
 

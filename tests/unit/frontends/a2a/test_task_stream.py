@@ -1,4 +1,4 @@
-"""Streams: who follows a task hears how it stands and all that follows, in order, whoever else listens or leaves."""
+"""Streams: a follower gets the current state and all later updates in order, independent of other followers."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_a_subscriber_stays_through_a_question() -> None:
 
 
 @pytest.mark.parametrize("method", ["SubscribeToTask", "tasks/resubscribe"])
-async def test_an_ended_task_cannot_be_followed_any_more(method: str) -> None:
+async def test_an_ended_task_cannot_be_subscribed_to(method: str) -> None:
     async with hall() as here:
         here.office.answer_at_once()
         task = (await here.task("SendMessage", run()))["id"]
@@ -186,12 +186,12 @@ async def test_a_listener_that_returns_for_a_short_answer_gets_it_at_once() -> N
         here.office.answer_at_once()
         await here.task("SendMessage", run(), KEY_LINE)
         async with here.following("SendStreamingMessage", run(), KEY_LINE) as events:
-            ((_, told),) = await events.rest()
-        assert told["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
-        assert len(told["result"]["task"]["artifacts"]) == 1
+            ((_, received),) = await events.rest()
+        assert received["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert len(received["result"]["task"]["artifacts"]) == 1
 
 
-async def test_agentvault_replays_what_was_and_follows_what_comes() -> None:
+async def test_agentvault_replays_earlier_events_and_follows_later_ones() -> None:
     async with hall() as here:
         sent = await here.rpc("tasks/send", {"message": {"role": "user", "parts": [VAULT]}})
         task = sent["result"]["id"]
@@ -201,10 +201,10 @@ async def test_agentvault_replays_what_was_and_follows_what_comes() -> None:
             followed = await early.rest()
         async with here.following("tasks/sendSubscribe", {"id": task}) as late:
             replayed = await late.rest()
-        for told in (followed, replayed):
-            assert [name for name, _ in told] == ["task_message", "task_status"]
-            assert told[0][1]["message"]["parts"][0]["content"]["success"] is True
-            assert told[1][1]["state"] == "COMPLETED"
+        for received in (followed, replayed):
+            assert [name for name, _ in received] == ["task_message", "task_status"]
+            assert received[0][1]["message"]["parts"][0]["content"]["success"] is True
+            assert received[1][1]["state"] == "COMPLETED"
 
 
 async def test_the_first_generation_replays_an_ended_task() -> None:
@@ -213,10 +213,10 @@ async def test_the_first_generation_replays_an_ended_task() -> None:
         part = {"type": "data", "data": {"tool": "files.read"}}
         await here.rpc("tasks/send", {"id": "mine", "message": {"role": "user", "parts": [part]}})
         async with here.following("tasks/resubscribe", {"id": "mine"}) as events:
-            told = [each["result"] for _, each in await events.rest()]
-        assert told[-1]["status"]["state"] == "completed"
-        assert told[-1]["final"] is True
-        assert any("artifact" in each for each in told)
+            received = [each["result"] for _, each in await events.rest()]
+        assert received[-1]["status"]["state"] == "completed"
+        assert received[-1]["final"] is True
+        assert any("artifact" in each for each in received)
 
 
 async def test_a_slow_reader_misses_progress_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,22 +285,22 @@ async def test_a_cut_off_listener_starts_again_or_continues_after_the_last_event
 
 async def test_every_listener_ends_with_the_same_reports() -> None:
     async with hall() as here, here.following("SendStreamingMessage", run()) as first:
-        heard = [[await first.item()]]
-        task = heard[0][0]["task"]["id"]
+        received = [[await first.item()]]
+        task = received[0][0]["task"]["id"]
         here.office.sent[0].emit(progress(0))
         async with here.following("SubscribeToTask", {"id": task}) as second:
-            heard.append([await second.item()])
+            received.append([await second.item()])
             here.office.sent[0].emit(LogMessage("info", {"data": raw("a line")}))
             async with here.following("SubscribeToTask", {"id": task}) as third:
-                heard.append([await third.item()])
+                received.append([await third.item()])
                 here.office.sent[0].emit(progress(1))
                 here.office.finish()
-                for each, events in zip(heard, (first, second, third), strict=True):
+                for each, events in zip(received, (first, second, third), strict=True):
                     each += [told["result"] for _, told in await events.rest()]
-    ids = [report_ids(each) for each in heard]
+    ids = [report_ids(each) for each in received]
     assert len(set(ids[0])) == 3
     assert ids[0] == ids[1] == ids[2]
-    statuses = [[each["statusUpdate"] for each in told if "statusUpdate" in each] for told in heard]
+    statuses = [[each["statusUpdate"] for each in told if "statusUpdate" in each] for told in received]
     assert statuses[0] == statuses[1] == statuses[2]
 
 
@@ -325,9 +325,9 @@ async def test_a_listener_that_joins_at_a_question_gets_earlier_reports_and_then
             assert await texts(events, 1) == ["step 0"]
             assert (await events.item())["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
         async with here.following("tasks/resubscribe", {"id": task}) as events:
-            told = [each["result"] for _, each in await events.rest()]
-        assert [each["status"]["state"] for each in told] == ["input-required", "working", "input-required"]
-        assert [each.get("final") for each in told] == [None, False, True]
+            received = [each["result"] for _, each in await events.rest()]
+        assert [each["status"]["state"] for each in received] == ["input-required", "working", "input-required"]
+        assert [each.get("final") for each in received] == [None, False, True]
 
 
 async def test_the_answer_to_a_question_gets_no_report_from_before_it() -> None:
@@ -368,8 +368,10 @@ async def test_an_artifact_comes_part_by_part() -> None:
         async with here.following("SendStreamingMessage", run()) as events:
             await events.item()
             here.office.finish(content=live_parts)
-            told = [each["result"].get("artifactUpdate") for _, each in await events.rest()]
-        pieces = [(piece.get("append", False), piece.get("lastChunk", False)) for piece in told if piece is not None]
+            received = [each["result"].get("artifactUpdate") for _, each in await events.rest()]
+        pieces = [
+            (piece.get("append", False), piece.get("lastChunk", False)) for piece in received if piece is not None
+        ]
         assert pieces == [(False, False), (True, False), (True, True)]
 
 
@@ -414,7 +416,7 @@ async def test_a_hub_that_goes_away_ends_the_streams_on_which_nothing_follows() 
             assert await idle.rest() == []
             here.office.finish()
             assert states(await busy.rest()) == ["TASK_STATE_COMPLETED"]
-        # Who comes now is told how it stands, and let go.
+        # A subscriber that comes now gets the state, and its stream ends.
         async with here.following("SubscribeToTask", {"id": waiting["id"]}) as late:
             assert [next(iter(each["result"])) for _, each in await late.rest()] == ["task"]
 
@@ -441,14 +443,14 @@ async def test_a_task_that_rests_while_the_hub_shuts_down_is_reported_and_ends_i
             assert states(await events.rest()) == ["TASK_STATE_AUTH_REQUIRED"]
 
 
-def told(*parts: Part) -> list[tuple[Part, bool, bool]]:
+def chunks_of(*parts: Part) -> list[tuple[Part, bool, bool]]:
     pieces = artifact_chunks(Artifact("result", parts, "name"))
     return [(piece.artifact.parts[0], piece.is_more, piece.is_complete) for piece in pieces]
 
 
 def test_a_small_part_is_one_piece_as_it_is() -> None:
     parts: tuple[Part, ...] = (TextPart(""), FilePart("aGk=", name="a"), DataPart(Raw(b"1")), FilePart(url="x:y"))
-    assert told(*parts) == [
+    assert chunks_of(*parts) == [
         (parts[0], False, False),
         (parts[1], True, False),
         (parts[2], True, False),
@@ -457,14 +459,14 @@ def test_a_small_part_is_one_piece_as_it_is() -> None:
 
 
 def test_an_artifact_without_parts_has_no_pieces() -> None:
-    assert told() == []
+    assert chunks_of() == []
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.text(min_size=1, max_size=9), st.integers(0, 3 * PIECE_LENGTH))
 def test_a_text_is_the_same_when_its_pieces_are_put_together(unit: str, length: int) -> None:
     whole = (unit * (length // len(unit) + 1))[:length]
-    pieces = [part for part, _, _ in told(TextPart(whole, "text/plain"))]
+    pieces = [part for part, _, _ in chunks_of(TextPart(whole, "text/plain"))]
     assert all(isinstance(part, TextPart) and part.media_type == "text/plain" for part in pieces)
     texts = [part.text for part in pieces if isinstance(part, TextPart)]
     assert "".join(texts) == whole
@@ -474,16 +476,16 @@ def test_a_text_is_the_same_when_its_pieces_are_put_together(unit: str, length: 
 @pytest.mark.parametrize("size", [PIECE_LENGTH, 3 * PIECE_LENGTH // 4 + 1, 2 * PIECE_LENGTH + 5])
 def test_every_piece_of_a_file_is_base64_by_itself(size: int) -> None:
     whole = bytes(position % 251 for position in range(size))
-    pieces = [part for part, _, _ in told(FilePart(base64.b64encode(whole).decode(), name="a", media_type="b/c"))]
+    pieces = [part for part, _, _ in chunks_of(FilePart(base64.b64encode(whole).decode(), name="a", media_type="b/c"))]
     contents = [part.content or "" for part in pieces if isinstance(part, FilePart)]
     assert len(contents) == len(pieces) > 1
     assert b"".join(base64.b64decode(content, validate=True) for content in contents) == whole
     assert {(part.name, part.media_type) for part in pieces if isinstance(part, FilePart)} == {("a", "b/c")}
 
 
-def test_a_piece_says_which_it_is_beside_what_was_said_of_its_part() -> None:
+def test_a_piece_adds_its_number_to_the_parts_metadata() -> None:
     large = TextPart("x" * (PIECE_LENGTH + 1), metadata=Raw(b'{"a":1}'))
-    pieces = told(TextPart("first"), large)
+    pieces = chunks_of(TextPart("first"), large)
     assert [is_more for _, is_more, _ in pieces] == [False, True, True]
     assert [is_complete for _, _, is_complete in pieces] == [False, False, True]
     marks = [json.loads(bytes(part.metadata)) for part, _, _ in pieces[1:]]
@@ -499,7 +501,7 @@ def test_a_piece_says_which_it_is_beside_what_was_said_of_its_part() -> None:
         FilePart(url="https://a/" + "b" * 2 * PIECE_LENGTH),
     ],
 )
-def test_what_cannot_be_cut_stays_whole(part: Part) -> None:
+def test_uncuttable_parts_stay_whole(part: Part) -> None:
     assert chunk_count(part) == 1
 
 

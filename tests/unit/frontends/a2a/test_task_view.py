@@ -111,8 +111,8 @@ def test_an_error_of_the_server_keeps_its_code_and_its_data() -> None:
     error = StoredOutcome(reason="server_error", message="no", code=-32050, data=raw({"x": [1]}))
     message = shown(record("failed", ending=error)).status.message
     assert message is not None
-    told = {"executed": "yes", "reason": "server_error", "code": -32050, "data": {"x": [1]}}
-    assert msgspec.json.decode(message.metadata) == told
+    received = {"executed": "yes", "reason": "server_error", "code": -32050, "data": {"x": [1]}}
+    assert msgspec.json.decode(message.metadata) == received
 
 
 def test_an_error_of_the_tool_says_that_it_ran() -> None:
@@ -145,21 +145,21 @@ def test_a_caller_that_is_offered_tools_gets_them_with_the_state() -> None:
     assert conversation(shown(replace(waiting, origin="agentvault"))) == (SAID, offer)
 
 
-def test_what_is_shown_is_the_same_whenever_it_is_shown() -> None:
+def test_rendering_a_task_is_deterministic() -> None:
     failed = record("failed", ending=StoredOutcome(reason="lost", message="gone"))
     assert shown(failed) == shown(failed)
 
 
 def test_reports_have_their_words_first() -> None:
     working = record("working", ending=None)
-    told = reported(working, Report(1, 3.0, Progress({"progress": raw(1), "message": raw("step")})))
-    assert told.status.message is not None
-    assert told.status.message.parts[0] == TextPart("step")
+    received = reported(working, Report(1, 3.0, Progress({"progress": raw(1), "message": raw("step")})))
+    assert received.status.message is not None
+    assert received.status.message.parts[0] == TextPart("step")
     other = reported(working, Report(2, 3.0, LogMessage("info", {"data": raw("x")})))
     assert other.status.message is not None
     assert len(other.status.message.parts) == 1
-    assert other.status.message.id != told.status.message.id
-    assert not told.is_last
+    assert other.status.message.id != received.status.message.id
+    assert not received.is_last
 
 
 RESULT = {"content": [{"type": "text", "text": "hi"}]}
@@ -167,7 +167,7 @@ GOOD, BAD = StoredOutcome(raw(RESULT)), StoredOutcome(raw({**RESULT, "isError": 
 EXECUTE, COMMAND = StoredInstruction("execute", "read"), StoredInstruction("command", "read", Raw(b"17"))
 
 
-def told(ending: StoredOutcome, brief: StoredInstruction) -> Any:
+def rendered(ending: StoredOutcome, brief: StoredInstruction) -> Any:
     (part,) = answer_parts(ending, brief)
     assert isinstance(part, DataPart)
     return json.loads(bytes(part.data))
@@ -181,8 +181,8 @@ def test_our_own_form_is_answered_with_the_content_itself() -> None:
 
 
 def test_an_execution_is_answered_with_success_or_the_party_at_fault() -> None:
-    assert told(GOOD, EXECUTE) == {"success": True, "mcp_result": RESULT}
-    assert told(BAD, EXECUTE)["error"] == {
+    assert rendered(GOOD, EXECUTE) == {"success": True, "mcp_result": RESULT}
+    assert rendered(BAD, EXECUTE)["error"] == {
         "source": "MCP_TOOL",
         "code": "TOOL_EXECUTION_FAILED",
         "message": "Execution failed for tool 'read'",
@@ -196,7 +196,7 @@ FAULT_CASES = pytest.mark.parametrize("fault", EVERY_FAULT, ids=lambda fault: fa
 
 @FAULT_CASES
 def test_a_failed_execution_has_agentvault_s_code_and_its_data(fault: Fault) -> None:
-    error = told(stored_outcome(fault), EXECUTE)["error"]
+    error = rendered(stored_outcome(fault), EXECUTE)["error"]
     if isinstance(fault, ServerError):
         assert (error["source"], error["code"]) == ("MCP_PROTOCOL", str(fault.code))
     else:
@@ -207,12 +207,12 @@ def test_a_failed_execution_has_agentvault_s_code_and_its_data(fault: Fault) -> 
 
 
 def test_a_failed_execution_has_the_data_of_the_server_s_error() -> None:
-    error = told(stored_outcome(ServerError(SERVER, -32050, "no", raw({"x": 1}))), EXECUTE)["error"]
+    error = rendered(stored_outcome(ServerError(SERVER, -32050, "no", raw({"x": 1}))), EXECUTE)["error"]
     assert (error["code"], error["details"]["mcp_protocol_error_data"]) == ("-32050", {"x": 1})
 
 
-def test_a_failure_that_is_in_no_table_has_a_code_too() -> None:
-    error = told(StoredOutcome(reason="of another version", message="?"), EXECUTE)["error"]
+def test_a_failure_outside_the_table_has_a_code_too() -> None:
+    error = rendered(StoredOutcome(reason="of another version", message="?"), EXECUTE)["error"]
     assert (error["source"], error["code"]) == ("A2A_PROXY", "PROXY_INTERNAL_ERROR")
 
 
@@ -224,17 +224,17 @@ def test_the_metadata_of_a_failure_says_when_to_try_again(fault: Fault) -> None:
 
 
 def test_a_command_repeats_its_id_with_its_type() -> None:
-    assert told(GOOD, COMMAND) == {"mcp_request_id_echo": 17, "mcp_response_id": 17, "mcp_result": RESULT}
-    assert told(BAD, COMMAND)["mcp_result"]["isError"] is True
-    error = told(stored_outcome(Lost(SERVER, "gone", executed="unknown")), COMMAND)["mcp_error"]
+    assert rendered(GOOD, COMMAND) == {"mcp_request_id_echo": 17, "mcp_response_id": 17, "mcp_result": RESULT}
+    assert rendered(BAD, COMMAND)["mcp_result"]["isError"] is True
+    error = rendered(stored_outcome(Lost(SERVER, "gone", executed="unknown")), COMMAND)["mcp_error"]
     assert (error["code"], error["data"]["kind"], error["data"]["executed"]) == (-32012, "network", "unknown")
-    own = told(stored_outcome(ServerError(SERVER, -32050, "no", raw([1]))), COMMAND)["mcp_error"]
+    own = rendered(stored_outcome(ServerError(SERVER, -32050, "no", raw([1]))), COMMAND)["mcp_error"]
     assert (own["code"], own["data"]["kind"], own["data"]["mcp_data"]) == (-32050, "mcp", [1])
 
 
 @FAULT_CASES
 def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault) -> None:
-    error = told(stored_outcome(fault), COMMAND)["mcp_error"]
+    error = rendered(stored_outcome(fault), COMMAND)["mcp_error"]
     code = fault.code if isinstance(fault, ServerError) else FAULTS[fault.reason].mcp
     assert (error["code"], error["data"]["reason"]) == (code, fault.reason)
     assert (error["data"]["kind"], error["data"]["executed"]) == (FAULTS[fault.reason].a2a_kind, fault.executed)
@@ -245,12 +245,12 @@ def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault) -> 
     "fault", [Lost(SERVER, "gone", executed="no"), TimedOut(SERVER, 1.0, executed="no")], ids=lambda each: each.reason
 )
 def test_a_command_that_was_never_sent_has_the_code_of_a_server_that_is_away(fault: Fault) -> None:
-    assert told(stored_outcome(fault), COMMAND)["mcp_error"]["code"] == -32011
+    assert rendered(stored_outcome(fault), COMMAND)["mcp_error"]["code"] == -32011
 
 
 @pytest.mark.parametrize("reason", ["bad_instruction", "unknown_tool", "bad_arguments"])
-def test_what_is_wrong_with_an_instruction_of_our_own_form_is_data_too(reason: str) -> None:
-    error = told(StoredOutcome(reason=reason, message="no", executed="no"), StoredInstruction())["error"]
+def test_errors_of_instructions_in_our_own_form_are_data(reason: str) -> None:
+    error = rendered(StoredOutcome(reason=reason, message="no", executed="no"), StoredInstruction())["error"]
     assert error == {"kind": "request", "message": "no", "reason": reason, "executed": "no"}
 
 
@@ -316,7 +316,7 @@ FOR_PEOPLE = {"annotations": {"audience": ["user"], "priority": 0.5}}
         ),
     ],
 )
-def test_what_a_server_says_of_a_block_is_the_part_s_metadata(block: Any, told: Any) -> None:
+def test_annotations_of_a_block_are_the_parts_metadata(block: Any, told: Any) -> None:
     (part,) = parts_of(raw({"content": [block]}))
     assert json.loads(bytes(part.metadata)) == told
 
@@ -327,8 +327,8 @@ def test_a_block_that_cannot_be_read_is_there_as_it_is(block: Any) -> None:
 
 
 def test_structured_content_comes_first_and_is_not_said_twice() -> None:
-    told = raw({"content": [{"type": "text", "text": '{"a": 1}'}], "structuredContent": {"a": 1}})
-    assert parts_of(told) == (DataPart(raw({"a": 1}), JSON_TYPE),)
+    received = raw({"content": [{"type": "text", "text": '{"a": 1}'}], "structuredContent": {"a": 1}})
+    assert parts_of(received) == (DataPart(raw({"a": 1}), JSON_TYPE),)
     both = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": {"a": 1}})
     assert parts_of(both) == (DataPart(raw({"a": 1}), JSON_TYPE), TextPart("one"))
 
@@ -352,22 +352,22 @@ def test_a_text_that_only_looks_like_the_structured_content_is_kept(text: str, s
 
 def test_a_text_that_repeats_the_structured_content_in_other_words_is_not_kept() -> None:
     content = json.dumps([{"type": "text", "text": '{ "b": [true, null], "a": 1.50 }'}])
-    told = Raw(f'{{"content":{content},"structuredContent":{{"a":1.50,"b":[true,null]}}}}'.encode())
-    assert parts_of(told) == (DataPart(Raw(b'{"a":1.50,"b":[true,null]}'), JSON_TYPE),)
+    received = Raw(f'{{"content":{content},"structuredContent":{{"a":1.50,"b":[true,null]}}}}'.encode())
+    assert parts_of(received) == (DataPart(Raw(b'{"a":1.50,"b":[true,null]}'), JSON_TYPE),)
 
 
 @pytest.mark.parametrize("said", [FOR_PEOPLE, {"_meta": {"a": 1}}])
-def test_a_repeated_text_of_which_something_is_said_is_kept(said: Any) -> None:
-    told = raw({"content": [{"type": "text", "text": '{"a":1}', **said}], "structuredContent": {"a": 1}})
-    data, text = parts_of(told)
+def test_a_repeated_text_with_metadata_is_kept(said: Any) -> None:
+    received = raw({"content": [{"type": "text", "text": '{"a":1}', **said}], "structuredContent": {"a": 1}})
+    data, text = parts_of(received)
     assert data == DataPart(raw({"a": 1}), JSON_TYPE)
     assert isinstance(text, TextPart)
     assert json.loads(bytes(text.metadata)) == said
 
 
-def test_structured_content_that_is_null_is_none() -> None:
-    told = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": None})
-    assert parts_of(told) == (TextPart("one"),)
+def test_null_structured_content_is_left_out() -> None:
+    received = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": None})
+    assert parts_of(received) == (TextPart("one"),)
 
 
 def test_structured_content_keeps_its_numbers() -> None:
@@ -383,11 +383,11 @@ def test_a_result_without_content_is_there_whole(result: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [500, 990, 5_000])
-def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
+def test_deeply_nested_results_are_no_failure(depth: int) -> None:
     deep = "[" * depth + "]" * depth
-    told = f'{{"content":[{{"type":"text","text":"[{deep}]"}}],"structuredContent":{deep}}}'.encode()
-    first = parts_of(Raw(told))[0]
-    assert first in (DataPart(Raw(deep.encode()), JSON_TYPE), DataPart(Raw(told), JSON_TYPE))
+    received = f'{{"content":[{{"type":"text","text":"[{deep}]"}}],"structuredContent":{deep}}}'.encode()
+    first = parts_of(Raw(received))[0]
+    assert first in (DataPart(Raw(deep.encode()), JSON_TYPE), DataPart(Raw(received), JSON_TYPE))
 
 
 @given(
@@ -396,7 +396,7 @@ def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
         st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)),
     )
 )
-def test_whatever_a_server_answers_has_parts(result: Any) -> None:
+def test_every_result_of_a_server_has_parts(result: Any) -> None:
     assert parts_of(raw(result))
 
 

@@ -1,4 +1,4 @@
-"""Both sides of a listener for its tests: an open listener, and a client that says exactly what it is told to."""
+"""Both sides of a listener for its tests: an open listener, and a client that sends exact bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def inside(http_listener: HttpListener) -> list[HttpServerConnection]:
 
 
 def look_later(http_listener: HttpListener, seconds: float) -> None:
-    """Have the listener look at its connections as if it were so much later; it does not look by itself any more."""
+    """Have the listener look at its connections as if it were so much later; its own timer is off."""
     assert http_listener._timer is not None
     http_listener._timer.cancel()
     later = asyncio.get_running_loop().time() + seconds
@@ -69,13 +69,13 @@ class RawClient:
     def say(self, data: bytes) -> None:
         self._writer.write(data)
 
-    async def hear(self) -> Answer:
+    async def receive(self) -> Answer:
         """The next answer, whole."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            status, headers = await self.hear_head()
+            status, headers = await self.receive_head()
             return Answer(status, headers, await self._hear_body(status, dict(headers)))
 
-    async def hear_head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+    async def receive_head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         async with asyncio.timeout(PATIENCE_SECONDS):
             head = await self._reader.readuntil(b"\r\n\r\n")
         status_line, *lines = head[:-4].split(b"\r\n")
@@ -100,7 +100,7 @@ class RawClient:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await anext(self.hear_chunks())
 
-    async def hear_exactly(self, size: int) -> bytes:
+    async def receive_exactly(self, size: int) -> bytes:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reader.readexactly(size)
 

@@ -1,4 +1,4 @@
-"""Who comes in by whichever frontend, and what everybody else is told."""
+"""Authentication on every frontend, and the answers to rejected requests."""
 
 from __future__ import annotations
 

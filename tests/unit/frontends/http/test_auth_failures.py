@@ -72,14 +72,14 @@ def test_the_addresses_that_are_silent_for_longest_are_forgotten_first(clock: Cl
 
 def test_the_operator_gets_one_report_a_minute(clock: Clock) -> None:
     limit = FailedAuthLimit(1, clock)
-    told: list[tuple[str, int]] = []
-    limit.on_refused = lambda address, count: told.append((address, count))
+    received: list[tuple[str, int]] = []
+    limit.on_refused = lambda address, count: received.append((address, count))
     for _ in range(5):
         limit.failed(ONE)
     clock.now += REPORT_SECONDS
     limit.failed(ONE)
     limit.failed(ONE)
-    assert told == [("192.0.2.1", 1), ("192.0.2.1", 4)]
+    assert received == [("192.0.2.1", 1), ("192.0.2.1", 4)]
 
 
 def test_guesses_are_limited_by_the_address_they_come_from() -> None:

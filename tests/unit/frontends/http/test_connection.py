@@ -1,4 +1,4 @@
-"""What one client may cost a listener, and what it is told when it asks for more."""
+"""Limits of one client at a listener, and the answers beyond them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_connection_is_reused_for_request_after_request() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         for number in range(3):
             raw_client.say(request(f"/{number}", b"body"))
-            answer = await raw_client.hear()
+            answer = await raw_client.receive()
             assert (answer.status, answer.body) == (200, b"/%d body" % number)
             assert answer.header(b"connection") is None
 
@@ -47,7 +47,7 @@ async def test_a_connection_is_reused_for_request_after_request() -> None:
 async def test_pipelined_requests_are_answered_in_their_order() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(b"".join(request(f"/{number}", b"x" * number) for number in range(3)))
-        assert [(await raw_client.hear()).body for _ in range(3)] == [b"/0 ", b"/1 x", b"/2 xx"]
+        assert [(await raw_client.receive()).body for _ in range(3)] == [b"/0 ", b"/1 x", b"/2 xx"]
 
 
 async def test_a_request_may_arrive_byte_by_byte() -> None:
@@ -55,7 +55,7 @@ async def test_a_request_may_arrive_byte_by_byte() -> None:
         for byte in request("/a%20b?q=1", b"body"):
             raw_client.say(bytes([byte]))
             await asyncio.sleep(0)
-        assert (await raw_client.hear()).body == b"/a b body"
+        assert (await raw_client.receive()).body == b"/a b body"
 
 
 async def test_too_many_pipelined_requests_are_refused_after_those_before_them() -> None:
@@ -64,8 +64,8 @@ async def test_too_many_pipelined_requests_are_refused_after_those_before_them()
         raw_client.say(b"".join(request(f"/{number}") for number in range(MAX_PIPELINED + 10)))
         for number in range(MAX_PIPELINED + 1):
             await (await app.next_request()).answer(b"%d" % number)
-            assert (await raw_client.hear()).body == b"%d" % number
-        assert (await raw_client.hear()).status == 503
+            assert (await raw_client.receive()).body == b"%d" % number
+        assert (await raw_client.receive()).status == 503
         assert await raw_client.hear_rest() == b""
 
 
@@ -85,8 +85,8 @@ async def test_an_unknown_upgrade_is_ignored_and_the_next_request_is_read() -> N
         raw_client.say(upgrade[:-2])
         await asyncio.sleep(0)
         raw_client.say(upgrade[-2:] + request("/2"))
-        assert (await raw_client.hear()).body == b"/1 body"
-        assert (await raw_client.hear()).body == b"/2 "
+        assert (await raw_client.receive()).body == b"/1 body"
+        assert (await raw_client.receive()).body == b"/2 "
 
 
 async def test_an_answer_before_the_body_has_ended_leaves_the_connection_usable() -> None:
@@ -95,7 +95,7 @@ async def test_an_answer_before_the_body_has_ended_leaves_the_connection_usable(
         whole = request("/1", b"body")
         raw_client.say(whole[:-2])
         await (await app.next_request()).answer(b"early")
-        assert (await raw_client.hear()).body == b"early"
+        assert (await raw_client.receive()).body == b"early"
         raw_client.say(whole[-2:] + request("/2"))
         assert (await app.next_request()).scope["path"] == "/2"
 
@@ -111,9 +111,9 @@ async def test_fifty_slow_heads_are_all_cut_and_others_are_served() -> None:
         quick = await stack.enter_async_context(connect_raw(port))
         for path in ("/before", "/after"):
             quick.say(request(path))
-            assert (await quick.hear()).status == 200
+            assert (await quick.receive()).status == 200
             look_later(http_listener, LONG + 1)
-        assert {(await raw_client.hear()).status for raw_client in slow} == {408}
+        assert {(await raw_client.receive()).status for raw_client in slow} == {408}
         assert {await raw_client.hear_rest() for raw_client in slow} == {b""}
 
 
@@ -127,17 +127,17 @@ async def test_empty_lines_do_not_stretch_the_head_deadline() -> None:
     async with opened(Echo()) as (http_listener, port), connect_raw(port) as raw_client, connect_raw(port) as other:
         raw_client.say(b"\r\n\r\n")
         other.say(request())
-        await other.hear()  # What came before it has been read.
+        await other.receive()  # What came before it has been read.
         look_later(http_listener, LONG + 1)
-        assert (await raw_client.hear()).status == 408
+        assert (await raw_client.receive()).status == 408
 
 
 async def test_a_slow_second_head_is_cut_too() -> None:
     async with opened(Echo()) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1") + b"POST /2 HT")
-        assert (await raw_client.hear()).body == b"/1 "
+        assert (await raw_client.receive()).body == b"/1 "
         look_later(http_listener, LONG + 1)
-        assert (await raw_client.hear()).status == 408
+        assert (await raw_client.receive()).status == 408
 
 
 async def test_a_slow_head_behind_a_running_request_waits_for_its_answer() -> None:
@@ -147,14 +147,14 @@ async def test_a_slow_head_behind_a_running_request_waits_for_its_answer() -> No
         asgi_request = await app.next_request()
         look_later(http_listener, LONG + 1)
         await asgi_request.answer(b"first")
-        assert (await raw_client.hear()).body == b"first"
-        assert (await raw_client.hear()).status == 408
+        assert (await raw_client.receive()).body == b"first"
+        assert (await raw_client.receive()).status == 408
 
 
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
     async with opened(Echo(), keep_alive_seconds=SOON) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request())
-        assert (await raw_client.hear()).status == 200
+        assert (await raw_client.receive()).status == 200
         assert await raw_client.hear_rest() == b""
 
 
@@ -165,7 +165,7 @@ async def test_a_running_request_is_not_idle() -> None:
         asgi_request = await app.next_request()
         look_later(http_listener, LONG + 1)
         await asgi_request.answer(b"at last")
-        assert (await raw_client.hear()).body == b"at last"
+        assert (await raw_client.receive()).body == b"at last"
 
 
 async def test_a_slow_body_is_refused_and_the_application_learns_of_it() -> None:
@@ -177,7 +177,7 @@ async def test_a_slow_body_is_refused_and_the_application_learns_of_it() -> None
         assert asgi_request.peer.take_body() is None
         assert await asgi_request.receive() == {"type": "http.request", "body": b"x" * 50, "more_body": True}
         look_later(http_listener, LONG + 1)
-        assert (await raw_client.hear()).status == 408
+        assert (await raw_client.receive()).status == 408
         assert await asgi_request.receive() == {"type": "http.disconnect"}
         await asgi_request.answer(b"too late")
         assert bell.rings == 1
@@ -204,7 +204,7 @@ async def test_a_slow_pipelined_body_is_refused_after_the_answer_before_it() -> 
         asgi_request = await app.next_request()
         look_later(http_listener, LONG + 1)
         await asgi_request.answer(b"first")
-        assert [(await raw_client.hear()).status for _ in range(2)] == [200, 408]
+        assert [(await raw_client.receive()).status for _ in range(2)] == [200, 408]
 
 
 async def test_a_long_body_that_keeps_its_rate_is_taken() -> None:
@@ -227,7 +227,7 @@ async def test_a_long_body_that_keeps_its_rate_is_taken() -> None:
                     arrived_bytes += await pieces.get()
             look_later(http_listener, window * (LONG + 1))
         raw_client.say(b"0\r\n\r\n")
-        assert (await raw_client.hear()).status == 200
+        assert (await raw_client.receive()).status == 200
 
 
 async def test_time_stands_still_while_the_application_does_not_read() -> None:
@@ -237,13 +237,13 @@ async def test_time_stands_still_while_the_application_does_not_read() -> None:
         asgi_request = await app.next_request()
         [connection] = inside(http_listener)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not connection.flow.read_paused:  # noqa: ASYNC110 (whoever stops reading tells nobody)
+            while not connection.flow.read_paused:  # noqa: ASYNC110 (stopping to read sends no notification)
                 await asyncio.sleep(0)
         for window in range(1, 4):
             look_later(http_listener, window * (LONG + 1))
         assert len(await read_body(asgi_request.receive)) == 1_000_000
         await asgi_request.answer(b"taken")
-        assert (await raw_client.hear()).body == b"taken"
+        assert (await raw_client.receive()).body == b"taken"
 
 
 # Size
@@ -254,7 +254,7 @@ async def test_a_declared_body_over_the_limit_is_refused_before_it_comes(size: i
     app = Echo()
     async with opened(app, max_body_bytes=1024) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode())
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.status, answer.header(b"connection")) == (413, b"close")
         assert await raw_client.hear_rest() == b""
         assert app.paths == []
@@ -263,7 +263,7 @@ async def test_a_declared_body_over_the_limit_is_refused_before_it_comes(size: i
 async def test_a_body_of_exactly_the_limit_is_taken() -> None:
     async with opened(Echo(), max_body_bytes=1024) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"x" * 1024))
-        assert len((await raw_client.hear()).body) == 1024 + 2
+        assert len((await raw_client.receive()).body) == 1024 + 2
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ async def test_a_chunked_body_that_grows_over_the_limit_is_refused(endless: byte
         raw_client.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         asgi_request = await app.next_request()
         raw_client.say(endless)
-        assert (await raw_client.hear()).status == 413
+        assert (await raw_client.receive()).status == 413
         assert await read_body(asgi_request.receive) == b""
         asgi_request.released.set()
         raw_client.leave()
@@ -291,7 +291,7 @@ async def test_a_chunked_body_that_grows_over_the_limit_is_refused(endless: byte
 async def test_a_refused_client_gets_the_refusal_although_it_sends_its_whole_body_first() -> None:
     async with opened(Echo(), max_body_bytes=1024) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"x" * 3_000_000))
-        assert (await raw_client.hear()).status == 413
+        assert (await raw_client.receive()).status == 413
         assert await raw_client.hear_rest() == b""
 
 
@@ -309,42 +309,42 @@ async def test_a_head_over_the_limit_is_refused(head: bytes) -> None:
     app = Echo()
     async with opened(app, max_head_bytes=1024) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(head)
-        assert (await raw_client.hear()).status == 431
+        assert (await raw_client.receive()).status == 431
         assert app.paths == []
 
 
 async def test_a_short_head_with_a_long_body_in_one_read_is_no_long_head() -> None:
     async with opened(Echo(), max_head_bytes=1024) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"x" * 4096))
-        assert (await raw_client.hear()).status == 200
+        assert (await raw_client.receive()).status == 200
 
 
 async def test_a_connection_over_the_limit_gets_an_error() -> None:
     async with opened(Echo(), max_connections=1) as (_, port), connect_raw(port) as first:
         first.say(request("/1"))
-        assert (await first.hear()).status == 200
+        assert (await first.receive()).status == 200
         async with connect_raw(port) as second:
-            assert (await second.hear()).status == 503
+            assert (await second.receive()).status == 503
             assert await second.hear_rest() == b""
         first.say(request("/2"))
-        assert (await first.hear()).status == 200
+        assert (await first.receive()).status == 200
 
 
 async def test_one_address_does_not_take_all_the_room() -> None:
     async with opened(Echo(), max_connections_per_address=1) as (_, port), connect_raw(port) as first:
         first.say(request("/1"))
-        assert (await first.hear()).status == 200
+        assert (await first.receive()).status == 200
         async with connect_raw(port) as second:
-            assert (await second.hear()).status == 503
+            assert (await second.receive()).status == 503
             assert await second.hear_rest() == b""
         first.say(request("/2"))
-        assert (await first.hear()).status == 200
+        assert (await first.receive()).status == 200
         first.say(request("/3", b"", "Connection: close"))
-        assert (await first.hear()).status == 200
+        assert (await first.receive()).status == 200
         assert await first.hear_rest() == b""
         async with connect_raw(port) as third:
             third.say(request("/4"))
-            assert (await third.hear()).status == 200
+            assert (await third.receive()).status == 200
 
 
 # Shape
@@ -400,8 +400,8 @@ async def test_a_malformed_request_is_refused_and_nothing_behind_it_is_read(name
     app = Echo()
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/before") + MALFORMED[name] + BEHIND)
-        assert (await raw_client.hear()).body == b"/before "
-        answer = await raw_client.hear()
+        assert (await raw_client.receive()).body == b"/before "
+        answer = await raw_client.receive()
         assert (answer.status, answer.header(b"connection")) == (400, b"close")
         raw_client.say(BEHIND)
         assert await raw_client.hear_rest() == b""
@@ -415,7 +415,7 @@ async def test_a_malformed_body_is_refused_and_nothing_behind_it_is_read(name: s
         raw_client.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         asgi_request = await app.next_request()
         raw_client.say(MALFORMED_BODIES[name] + BEHIND)
-        assert (await raw_client.hear()).status == 400
+        assert (await raw_client.receive()).status == 400
         assert await raw_client.hear_rest() == b""
         asgi_request.released.set()
         assert app.arrived.empty()
@@ -433,7 +433,7 @@ async def test_a_malformed_body_is_refused_and_nothing_behind_it_is_read(name: s
 async def test_a_compressed_body_is_refused(line: str, status: int) -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"\x1f\x8b", line))
-        assert (await raw_client.hear()).status == status
+        assert (await raw_client.receive()).status == status
 
 
 async def test_blanks_around_a_headers_value_are_no_part_of_it() -> None:
@@ -444,14 +444,14 @@ async def test_blanks_around_a_headers_value_are_no_part_of_it() -> None:
         assert (headers[b"x-one"], headers[b"x-two"], headers[b"x-three"]) == (b"a b", b"", b"c")
 
 
-async def test_blanks_behind_what_frames_a_body_change_nothing() -> None:
+async def test_blanks_behind_framing_headers_change_nothing() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(POST + b"Content-Length: 4 \t\r\n\r\nbody" + request("/next"))
-        assert (await raw_client.hear()).body == b"/ body"
-        assert (await raw_client.hear()).body == b"/next "
+        assert (await raw_client.receive()).body == b"/ body"
+        assert (await raw_client.receive()).body == b"/next "
         raw_client.say(POST + b"Transfer-Encoding: chunked \r\n\r\n4\r\nbody\r\n0\r\n\r\n" + request("/last"))
-        assert (await raw_client.hear()).body == b"/ body"
-        assert (await raw_client.hear()).body == b"/last "
+        assert (await raw_client.receive()).body == b"/ body"
+        assert (await raw_client.receive()).body == b"/last "
 
 
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"xchunked", b"identity"])
@@ -460,7 +460,7 @@ async def test_a_transfer_coding_but_chunked_is_refused_and_nothing_behind_it_is
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: " + coding + b"\r\n\r\n"
         raw_client.say(head + b"0\r\n\r\n" + BEHIND)
-        assert (await raw_client.hear()).status == 501
+        assert (await raw_client.receive()).status == 501
         assert await raw_client.hear_rest() == b""
         assert app.paths == []
 
@@ -468,7 +468,7 @@ async def test_a_transfer_coding_but_chunked_is_refused_and_nothing_behind_it_is
 async def test_http_2_without_its_preface_is_refused() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(b"GET / HTTP/2.0\r\nHost: a\r\n\r\n")
-        assert (await raw_client.hear()).status == 505
+        assert (await raw_client.receive()).status == 505
 
 
 async def test_a_trailer_is_not_a_header() -> None:
@@ -476,7 +476,7 @@ async def test_a_trailer_is_not_a_header() -> None:
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
         raw_client.say(b"0\r\nAuthorization: Bearer stolen\r\n\r\n")
-        assert (await raw_client.hear()).status == 200
+        assert (await raw_client.receive()).status == 200
         assert [name for name, _ in app.headers[0]] == [b"host", b"transfer-encoding"]
 
 
@@ -484,18 +484,18 @@ async def test_a_request_after_one_that_asked_to_close_is_not_run() -> None:
     app = Echo()
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/last", b"", "Connection: close") + BEHIND)
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.body, answer.header(b"connection")) == (b"/last ", b"close")
         assert await raw_client.hear_rest() == b""
         assert app.paths == ["/last"]
 
 
-async def test_what_follows_a_malformed_request_cannot_hold_the_connection() -> None:
+async def test_bytes_after_a_malformed_request_cannot_hold_the_connection() -> None:
     app = Held()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1", b"", "Connection: close") + b"nonsense\r\n\r\n")
         await (await app.next_request()).answer(b"one")
-        assert (await raw_client.hear()).body == b"one"
+        assert (await raw_client.receive()).body == b"one"
         assert await raw_client.hear_rest() == b""
         assert await http_listener.drain(within=PATIENCE_SECONDS)
 
@@ -507,14 +507,14 @@ async def test_a_malformed_request_behind_a_running_one_is_refused_once_however_
         asgi_request = await app.next_request()
         look_later(http_listener, LONG + 1)
         await asgi_request.answer(b"first")
-        assert [(await raw_client.hear()).status for _ in range(2)] == [200, 400]
+        assert [(await raw_client.receive()).status for _ in range(2)] == [200, 400]
         assert await raw_client.hear_rest() == b""
 
 
 async def test_a_refused_client_that_stays_is_thrown_out() -> None:
     async with opened(Echo()) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(b"nonsense\r\n\r\n")
-        assert (await raw_client.hear()).status == 400
+        assert (await raw_client.receive()).status == 400
         look_later(http_listener, LINGER_SECONDS + 1)
         assert await http_listener.drain(within=PATIENCE_SECONDS)
 
@@ -532,15 +532,15 @@ def test_an_error_of_our_own_while_reading_is_no_secret_to_the_client_and_none_t
 async def test_a_client_that_expects_continue_gets_it_when_its_body_is_wanted() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"body", "Expect: 100-continue")[:-4])
-        assert (await raw_client.hear()).status == 100
+        assert (await raw_client.receive()).status == 100
         raw_client.say(b"body")
-        assert (await raw_client.hear()).body == b"/ body"
+        assert (await raw_client.receive()).body == b"/ body"
 
 
 async def test_a_client_that_expects_continue_for_too_much_is_refused_without_it() -> None:
     async with opened(Echo(), max_body_bytes=3) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"body", "Expect: 100-continue")[:-4])
-        assert (await raw_client.hear()).status == 413
+        assert (await raw_client.receive()).status == 413
 
 
 async def test_a_client_answered_while_it_waits_loses_the_connection() -> None:
@@ -548,7 +548,7 @@ async def test_a_client_answered_while_it_waits_loses_the_connection() -> None:
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"body", "Expect: 100-continue")[:-4])
         await (await app.next_request()).answer(b"no need")
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.body, answer.header(b"connection")) == (b"no need", b"close")
         raw_client.say(BEHIND)
         assert await raw_client.hear_rest() == b""
@@ -563,7 +563,7 @@ async def test_a_client_that_waits_for_us_is_not_late() -> None:
         for window in range(1, 4):
             look_later(http_listener, window * (LONG + 1))
         await asgi_request.answer(b"later")
-        assert (await raw_client.hear()).body == b"later"
+        assert (await raw_client.receive()).body == b"later"
 
 
 # Going
@@ -583,7 +583,7 @@ async def test_the_callback_of_the_client_that_goes_is_called_once_and_no_other(
         await asgi_requests[0].answer(b"nobody hears this")
         asgi_requests[0].peer.push(b"nor this")
         await asgi_requests[1].answer(b"still here")
-        assert (await stayer.hear()).body == b"still here"
+        assert (await stayer.receive()).body == b"still here"
         assert [bell.rings for bell in bells] == [1, 0]
 
 
@@ -624,7 +624,7 @@ async def test_a_body_that_is_awaited_before_its_request_starts_is_read_to_its_e
         http_listener.offer(take)
         for _ in range(2):
             raw_client.say(request("/", body))
-            assert (await raw_client.hear()).body == b"long " * AT_ONCE_BYTES
+            assert (await raw_client.receive()).body == b"long " * AT_ONCE_BYTES
     assert arrived == [body] * 2
 
 
@@ -634,7 +634,7 @@ async def test_a_client_that_goes_is_noticed_however_long_its_body_was(pieces: i
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/first"))
         await (await app.next_request()).answer(b"")
-        await raw_client.hear()
+        await raw_client.receive()
         whole = request("/long", b"x" * 3 * HIGH_WATER_LIMIT)
         cut = 2 * HIGH_WATER_LIMIT if pieces == 2 else len(whole)
         (connection,) = inside(http_listener)
@@ -686,7 +686,7 @@ async def test_a_client_that_leaves_after_its_answer_triggers_no_callback() -> N
         asgi_request.peer.on_disconnect(bell)
         await asgi_request.answer(b"")
         asgi_request.peer.on_disconnect(bell)
-        await raw_client.hear()
+        await raw_client.receive()
         raw_client.leave()
         assert await http_listener.drain(within=PATIENCE_SECONDS)
         assert bell.rings == 0
@@ -722,7 +722,7 @@ async def test_a_stalled_reader_of_a_stream_is_cut_and_others_are_not() -> None:
         while not bell.rings:
             await asgi_requests[0].send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
         asgi_requests[1].peer.push(b"event")
-        await reader.hear_head()
+        await reader.receive_head()
         assert await reader.hear_chunk() == b"event"
         assert asgi_requests[0].peer.buffered_bytes() <= 1024 * 1024
         for asgi_request in asgi_requests:
@@ -758,9 +758,9 @@ async def test_an_answer_is_taken_when_all_of_it_is(line: str, size: int) -> Non
         asgi_request.peer.answer(200, b"", b"x" * size)
         asgi_request.peer.on_taken(bell)
         asgi_request.released.set()
-        await raw_client.hear_head()
+        await raw_client.receive_head()
         assert bell.rings == 0 or size == 10
-        await raw_client.hear_exactly(size)
+        await raw_client.receive_exactly(size)
         await bell.wait()
         assert bell.rings == 1
 
@@ -774,7 +774,7 @@ async def test_an_answer_is_never_accepted_by_a_client_that_leaves_before_its_en
             asgi_request.peer.answer(200, b"", b"x" * 8_000_000)
             asgi_request.peer.on_taken(bell)
             asgi_request.released.set()
-            await raw_client.hear_head()
+            await raw_client.receive_head()
         assert await http_listener.drain(within=PATIENCE_SECONDS)
         asgi_request.peer.on_taken(bell)
         assert bell.rings == 0
@@ -806,11 +806,11 @@ async def test_a_long_answer_reaches_every_reader() -> None:
         raw_client.say(request())
         await (await app.next_request()).answer(b"x" * 16_000_000)
         look_later(http_listener, 0)
-        await raw_client.hear_head()
+        await raw_client.receive_head()
         # Far more than the sockets of both sides hold, and far less than all.
-        await raw_client.hear_exactly(15_000_000)
+        await raw_client.receive_exactly(15_000_000)
         look_later(http_listener, LONG + 1)
-        assert await raw_client.hear_exactly(1_000_000) == b"x" * 1_000_000
+        assert await raw_client.receive_exactly(1_000_000) == b"x" * 1_000_000
 
 
 async def test_an_answer_after_an_abort_is_dropped_and_triggers_no_callback() -> None:
@@ -846,7 +846,7 @@ async def test_abort_after_the_answer_leaves_the_next_request_alone() -> None:
         second = await app.next_request()
         first.peer.abort()
         await second.answer(b"2")
-        assert [(await raw_client.hear()).body for _ in range(2)] == [b"1", b"2"]
+        assert [(await raw_client.receive()).body for _ in range(2)] == [b"1", b"2"]
 
 
 # WebSocket
@@ -867,7 +867,7 @@ async def test_a_websocket_cannot_be_pipelined() -> None:
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1") + HANDSHAKE)
         await (await app.next_request()).answer(b"1")
-        assert [(await raw_client.hear()).status for _ in range(2)] == [200, 503]
+        assert [(await raw_client.receive()).status for _ in range(2)] == [200, 503]
 
 
 # Settings
@@ -889,6 +889,6 @@ async def test_no_connection_is_counted_when_all_have_gone() -> None:
             for number in range(20):
                 raw_client = await stack.enter_async_context(connect_raw(port))
                 raw_client.say(request(f"/{number}"))
-                assert (await raw_client.hear()).status == 200
+                assert (await raw_client.receive()).status == 200
         assert len(app.paths) == 20
         assert await http_listener.drain(within=PATIENCE_SECONDS)

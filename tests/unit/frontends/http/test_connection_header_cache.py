@@ -1,4 +1,4 @@
-"""A head that a connection knows again means what the parser said, and nothing else is taken for it."""
+"""A cached request head means exactly what the parser read, and no other head matches it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_an_application_sees_the_length_that_a_known_head_has_now() -> Non
     async with opened(echo) as (_, port), connect_raw(port) as raw_client:
         for number in range(1, 5):
             raw_client.say(request("/same", b"x" * number))
-            await raw_client.hear()
+            await raw_client.receive()
     assert [dict(headers)[b"content-length"] for headers in echo.headers] == [b"1", b"2", b"3", b"4"]
 
 
@@ -68,7 +68,7 @@ async def test_an_application_sees_the_length_that_a_known_head_has_now() -> Non
         pytest.param(HEAD.replace(b"Content-Length: 2", b"X: \r\n Content-Length: 2") + b"{}", 2, id="folded"),
     ],
 )
-def test_what_might_be_read_in_two_ways_is_not_remembered(data: bytes, body_bytes: int) -> None:
+def test_ambiguous_heads_are_not_cached(data: bytes, body_bytes: int) -> None:
     assert cached_header(data, body_bytes, SCOPE) is None
 
 
@@ -84,10 +84,10 @@ async def test_a_head_that_comes_again_is_not_parsed_again(monkeypatch: pytest.M
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         for number in range(6):
             raw_client.say(request("/same", b"x" * number * 7 + b"y"))
-            assert (await raw_client.hear()).body == b"/same " + b"x" * number * 7 + b"y"
+            assert (await raw_client.receive()).body == b"/same " + b"x" * number * 7 + b"y"
         for number in range(HEADS_MAX + 3):
             raw_client.say(request(f"/{number}", b"body"))
-            assert (await raw_client.hear()).body == b"/%d body" % number
+            assert (await raw_client.receive()).body == b"/%d body" % number
     assert len(parsed) == 2 + HEADS_MAX + 3  # the first of a connection, the one that is cached_header, and others
 
 
@@ -129,7 +129,7 @@ class Cable(asyncio.Transport):
         pass
 
 
-async def said_of(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
+async def responses_to(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
     """What a connection makes of these reads: requests as its application sees them, what it answers, if it ends."""
     seen: list[Any] = []
 
@@ -178,7 +178,7 @@ async def test_known_heads_count_among_the_requests_that_may_wait() -> None:
         connection.data_received(HEAD + b"{}")
     may_answer.set()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not cable.is_closed:  # noqa: ASYNC110 - a cable tells nobody
+        while not cable.is_closed:  # noqa: ASYNC110 - a cable has no notification
             await asyncio.sleep(0)
     connection.connection_lost(None)
     assert cable.written.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED + 1
@@ -223,17 +223,15 @@ def some_request(random: Random) -> bytes:
 
 
 @pytest.mark.parametrize("more", MORE)
-async def test_whatever_is_in_a_head_means_the_same_when_it_comes_again(
-    more: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repeated_head_means_the_same(more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = [HEAD.replace(b"Host: hub", b"Host: hub" + more) + b"{}"] * 4
     with monkeypatch.context() as forgetful:
         forgetful.setattr(connection_module, "HEADS_MAX", 0)
-        expected = await said_of(reads)
-    assert await said_of(reads) == expected
+        expected = await responses_to(reads)
+    assert await responses_to(reads) == expected
 
 
-async def test_what_is_remembered_changes_nothing_that_anybody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_header_cache_changes_no_response(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 0
 
     def is_taken_again(self: HttpServerConnection, data: bytes) -> bool:
@@ -254,6 +252,6 @@ async def test_what_is_remembered_changes_nothing_that_anybody_sees(monkeypatch:
             reads[at : at + 2] = random.choice(([whole], [whole[:cut], whole[cut:]]))
         with monkeypatch.context() as forgetful:
             forgetful.setattr(connection_module, "HEADS_MAX", 0)
-            expected = await said_of(reads)
-        assert await said_of(reads) == expected, reads
+            expected = await responses_to(reads)
+        assert await responses_to(reads) == expected, reads
     assert taken > CASES

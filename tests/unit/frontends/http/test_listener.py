@@ -1,4 +1,4 @@
-"""Opening, draining and closing: nobody is dropped before the time, and nothing holds the end up."""
+"""Opening, draining and closing: no request is dropped early, and none delays the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_a_listener_serves_on_the_port_it_returns_and_touches_no_signal() 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     async with opened(Echo()) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/here"))
-        assert (await raw_client.hear()).body == b"/here "
+        assert (await raw_client.receive()).body == b"/here "
         assert not http_listener.is_draining
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
@@ -36,7 +36,7 @@ async def test_an_empty_listener_drains_at_once() -> None:
         assert await http_listener.drain(within=PATIENCE_SECONDS)
 
 
-async def test_draining_refuses_newcomers_and_lets_what_runs_end() -> None:
+async def test_draining_refuses_new_connections_and_lets_running_requests_end() -> None:
     app = Held()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request())
@@ -48,7 +48,7 @@ async def test_draining_refuses_newcomers_and_lets_what_runs_end() -> None:
             async with connect_raw(port):
                 pass
         await asgi_request.answer(b"done")
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.body, answer.header(b"connection")) == (b"done", b"close")
         assert await draining
 
@@ -56,7 +56,7 @@ async def test_draining_refuses_newcomers_and_lets_what_runs_end() -> None:
 async def test_draining_closes_idle_and_silent_connections() -> None:
     async with opened(Echo()) as (http_listener, port), connect_raw(port) as idle, connect_raw(port) as silent:
         idle.say(request())
-        assert (await idle.hear()).status == 200
+        assert (await idle.receive()).status == 200
         assert await http_listener.drain(within=PATIENCE_SECONDS)
         assert await idle.hear_rest() == b""
         assert await silent.hear_rest() == b""
@@ -65,10 +65,10 @@ async def test_draining_closes_idle_and_silent_connections() -> None:
 async def test_a_request_that_was_on_its_way_when_draining_began_is_answered() -> None:
     async with opened(Echo()) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1"))
-        assert (await raw_client.hear()).status == 200
+        assert (await raw_client.receive()).status == 200
         draining = asyncio.get_running_loop().create_task(http_listener.drain(within=PATIENCE_SECONDS))
         raw_client.say(request("/2"))  # Before the drain's first step, and read after it: idle ones are closed soon.
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.body, answer.header(b"connection")) == (b"/2 ", b"close")
         assert await draining
 
@@ -82,7 +82,7 @@ async def test_pipelined_requests_are_all_answered_by_a_drain() -> None:
         await asyncio.sleep(0)
         await first.answer(b"1")
         await (await app.next_request()).answer(b"2")
-        assert [(await raw_client.hear()).body for _ in range(2)] == [b"1", b"2"]
+        assert [(await raw_client.receive()).body for _ in range(2)] == [b"1", b"2"]
         assert await draining
 
 
@@ -108,7 +108,7 @@ async def test_a_drain_ends_with_open_streams_because_their_frontend_is_notified
             listener.say(request(method="GET"))
             await started.acquire()
         assert await http_listener.drain(within=PATIENCE_SECONDS)
-        assert {(await listener.hear()).body for listener in listeners} == {b"openbye"}
+        assert {(await listener.receive()).body for listener in listeners} == {b"openbye"}
 
 
 async def test_a_request_that_outlives_the_drain_is_cut_by_closing() -> None:

@@ -1,4 +1,4 @@
-"""Which addresses a host stands for, and what somebody is told who cannot have one."""
+"""The addresses of a host, and the error if one cannot be bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_all_addresses_of_a_host_share_one_port(host: str) -> None:
     assert port > 0
 
 
-async def test_an_address_in_use_is_named_with_what_to_do() -> None:
+async def test_an_address_in_use_is_named_with_a_fix() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use") as caught:

@@ -1,4 +1,4 @@
-"""Host and Origin: who may talk to a hub, and who only made a browser do it."""
+"""Host and Origin: requests of clients pass, and those of foreign web pages are refused."""
 
 from __future__ import annotations
 
@@ -259,5 +259,5 @@ def test_a_refusal_shows_the_value_cut_and_without_control_characters() -> None:
         ("", False),
     ],
 )
-def test_what_is_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 - a table's column
+def test_loopback_hosts_are_recognised(host: str, expected: bool) -> None:  # noqa: FBT001 - a table's column
     assert is_loopback(host) is expected

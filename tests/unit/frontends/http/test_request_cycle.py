@@ -1,4 +1,4 @@
-"""How an answer is framed and written, and what a broken application leaves its client with."""
+"""Framing and writing of a response, and the response of a broken application."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ async def says_nothing(scope: Message, receive: Receive, send: Send) -> None:
 async def test_a_broken_application_answers_500_without_saying_why_and_closes(app: App) -> None:
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request())
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.status, answer.header(b"connection")) == (500, b"close")
         assert b"secret" not in answer.body
         assert await raw_client.hear_rest() == b""
@@ -271,7 +271,7 @@ async def test_an_application_that_fails_after_its_answer_affects_no_other() -> 
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         for number in range(2):
             raw_client.say(request(f"/{number}"))
-            assert (await raw_client.hear()).status == 200
+            assert (await raw_client.receive()).status == 200
 
 
 async def test_a_cancelled_request_is_cut() -> None:

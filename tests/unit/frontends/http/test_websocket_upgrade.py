@@ -1,4 +1,4 @@
-"""How a connection becomes a WebSocket, or does not: what the listener answers, byte for byte, and what it keeps."""
+"""Upgrades to WebSocket: the listener's answers, byte for byte, and its state afterwards."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ async def parlour(
 async def test_a_handshake_opens_a_websocket_without_compression() -> None:
     async with parlour() as (made, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake("/ws/?a=%20b"))
-        status, headers = await raw_client.hear_head()
+        status, headers = await raw_client.receive_head()
         said = {name.lower(): value for name, value in headers}
         assert (status, said[b"sec-websocket-accept"]) == (101, ACCEPT)
         assert not {b"sec-websocket-extensions", b"sec-websocket-protocol", b"server"} & set(said)
         raw_client.say(text(b"hello"))
-        assert await raw_client.hear_exactly(7) == b"\x81\x05hello"
+        assert await raw_client.receive_exactly(7) == b"\x81\x05hello"
         (scope,) = made.scopes
         assert (scope["path"], scope["query_string"]) == ("/ws/", b"a=%20b")
         assert (b"upgrade", b"websocket") in scope["headers"]
@@ -117,8 +117,8 @@ async def test_bytes_behind_the_head_are_not_lost_however_they_are_cut() -> None
             raw_client.say(whole[:cut])
             await asyncio.sleep(0)
             raw_client.say(whole[cut:])
-            assert (await raw_client.hear_head())[0] == 101
-            assert await raw_client.hear_exactly(7) == b"\x81\x05early"
+            assert (await raw_client.receive_head())[0] == 101
+            assert await raw_client.receive_exactly(7) == b"\x81\x05early"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ async def test_a_subprotocol_is_chosen_of_those_that_are_offered(
     async with parlour() as (made, _, port), connect_raw(port) as raw_client:
         made.subprotocol = chosen
         raw_client.say(handshake(Sec_WebSocket_Protocol=offered))
-        status, headers = await raw_client.hear_head()
+        status, headers = await raw_client.receive_head()
         said = {name.lower(): value for name, value in headers}
         assert (status, said.get(b"sec-websocket-protocol")) == (101, answered)
         assert made.sockets[0].chosen == (answered.decode() if answered else None)
@@ -158,7 +158,7 @@ async def test_a_subprotocol_is_chosen_of_those_that_are_offered(
 async def test_a_bad_handshake_is_answered_as_any_bad_request(fields: dict[str, Any], status: int) -> None:
     async with parlour() as (made, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake(**fields))
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.status, answer.header(b"connection")) == (status, b"close")
         problem = msgspec.json.decode(answer.body)
         assert (problem["status"], problem["executed"]) == (status, "no")
@@ -168,17 +168,17 @@ async def test_a_bad_handshake_is_answered_as_any_bad_request(fields: dict[str, 
         assert made.sockets == []
 
 
-async def test_a_body_of_no_bytes_is_none() -> None:
+async def test_an_empty_body_does_not_prevent_an_upgrade() -> None:
     async with parlour() as (_, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake(Content_Length="0") + text(b"early"))
-        assert (await raw_client.hear_head())[0] == 101
-        assert await raw_client.hear_exactly(7) == b"\x81\x05early"
+        assert (await raw_client.receive_head())[0] == 101
+        assert await raw_client.receive_exactly(7) == b"\x81\x05early"
 
 
 async def test_a_websocket_needs_http_1_1() -> None:
     async with parlour() as (made, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake().replace(b"HTTP/1.1", b"HTTP/1.0"))
-        assert (await raw_client.hear()).status == 505
+        assert (await raw_client.receive()).status == 505
         assert made.sockets == []
 
 
@@ -186,7 +186,7 @@ async def test_a_rejected_client_gets_status_words_and_headers() -> None:
     denied = Denied(401, "Show a token.", ((b"www-authenticate", b"Bearer"),))
     async with parlour(lambda _: denied) as (_, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake())
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.status, answer.header(b"www-authenticate")) == (401, b"Bearer")
         assert msgspec.json.decode(answer.body)["detail"] == "Show a token."
         assert await raw_client.hear_rest() == b""
@@ -195,7 +195,7 @@ async def test_a_rejected_client_gets_status_words_and_headers() -> None:
 async def test_where_no_websocket_is_offered_it_is_not_found() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(handshake())
-        assert (await raw_client.hear()).status == 404
+        assert (await raw_client.receive()).status == 404
         assert await raw_client.hear_rest() == b""
 
 
@@ -205,20 +205,20 @@ async def test_a_frontend_that_fails_is_one_clients_trouble() -> None:
 
     async with parlour(fail) as (_, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake())
-        answer = await raw_client.hear()
+        answer = await raw_client.receive()
         assert (answer.status, b"secret" in answer.body) == (500, False)
         async with connect_raw(port) as other:
             other.say(request("/next"))
-            assert (await other.hear()).status == 200
+            assert (await other.receive()).status == 200
 
 
 async def test_a_websocket_comes_after_the_answers_before_it() -> None:
     async with parlour() as (_, _, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1", b"x"))
-        assert (await raw_client.hear()).body == b"/1 x"
+        assert (await raw_client.receive()).body == b"/1 x"
         raw_client.say(handshake() + text(b"hello"))
-        assert (await raw_client.hear_head())[0] == 101
-        assert await raw_client.hear_exactly(7) == b"\x81\x05hello"
+        assert (await raw_client.receive_head())[0] == 101
+        assert await raw_client.receive_exactly(7) == b"\x81\x05hello"
 
 
 async def test_open_websockets_are_not_counted_nor_cut_with_the_listeners_own() -> None:
@@ -228,25 +228,25 @@ async def test_open_websockets_are_not_counted_nor_cut_with_the_listeners_own() 
             for _ in range(3):
                 raw_clients.append(await stack.enter_async_context(connect_raw(port)))
                 raw_clients[-1].say(handshake())
-                assert (await raw_clients[-1].hear_head())[0] == 101
+                assert (await raw_clients[-1].receive_head())[0] == 101
             assert inside(http_listener) == []
             assert await http_listener.drain(within=PATIENCE_SECONDS)
             await http_listener.close()
             for raw_client in raw_clients:
                 raw_client.say(text(b"hello"))
-                assert await raw_client.hear_exactly(7) == b"\x81\x05hello"
+                assert await raw_client.receive_exactly(7) == b"\x81\x05hello"
         assert len(made.sockets) == 3
 
 
 async def test_nothing_of_the_http_connection_is_kept_for_a_websocket() -> None:
     async with parlour() as (_, http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1"))
-        await raw_client.hear()
+        await raw_client.receive()
         gone = weakref.ref(inside(http_listener)[0])
         gc.disable()
         try:
             raw_client.say(handshake())
-            assert (await raw_client.hear_head())[0] == 101
+            assert (await raw_client.receive_head())[0] == 101
             assert gone() is None
         finally:
             gc.enable()
@@ -263,7 +263,7 @@ async def test_while_the_listener_drains_no_websocket_is_opened() -> None:
         draining = asyncio.ensure_future(http_listener.drain(within=PATIENCE_SECONDS))
         await asyncio.sleep(0)
         raw_client.say(b"\r\n")
-        assert (await raw_client.hear()).status == 503
+        assert (await raw_client.receive()).status == 503
         raw_client.leave()
         assert made.scopes == []
         await asgi_request.answer(b"done")
@@ -273,8 +273,8 @@ async def test_while_the_listener_drains_no_websocket_is_opened() -> None:
 async def test_a_head_that_is_too_long_or_too_slow_is_refused_as_any() -> None:
     async with parlour(max_head_bytes=1000) as (made, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake(X_Long="x" * 2000))
-        assert (await raw_client.hear()).status == 431
+        assert (await raw_client.receive()).status == 431
     async with parlour(header_seconds=0.1) as (made, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake()[:-2])
-        assert (await raw_client.hear()).status == 408
+        assert (await raw_client.receive()).status == 408
         assert made.scopes == []

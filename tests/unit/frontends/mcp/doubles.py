@@ -90,7 +90,7 @@ class Hosted:
         return self.hub.levels.lowest
 
     def is_forgotten(self) -> bool:
-        """Whether nobody who has left is still told anything."""
+        """Whether departed callers get no notifications."""
         hub = self.hub
         return (hub._watchers, hub.subscriptions.wanted(SERVER), hub.levels._wanted) == ({}, [], {})
 
@@ -100,7 +100,7 @@ class Talk:
 
     def __init__(self, hosted: Hosted, caller: Caller = ANYONE, surface: Surface = EVERYTHING) -> None:
         self.background = BackgroundTasks("talk")
-        self.heard: list[Any] = []
+        self.messages: list[Any] = []
         self.refused: list[JsonRpcReply] = []
         """Responses to unreadable messages."""
         self.is_crowded = False
@@ -110,7 +110,7 @@ class Talk:
         )
 
     def _deliver(self, message: bytes) -> None:
-        self.heard.append(json.loads(message))
+        self.messages.append(json.loads(message))
         self._news.set()
 
     def say(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = None) -> None:
@@ -131,8 +131,8 @@ class Talk:
 
     async def reply(self, id: Any) -> Any:
         """The answer to a request."""
-        await self.until(lambda: any(message.get("id") == id for message in self.heard))
-        (answer,) = [message for message in self.heard if message.get("id") == id]
+        await self.until(lambda: any(message.get("id") == id for message in self.messages))
+        (answer,) = [message for message in self.messages if message.get("id") == id]
         return answer
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> Any:
@@ -146,14 +146,14 @@ class Talk:
         """Ask in the modern era; returns the result, or the error's code."""
         return await self.ask(method, {**(params or {}), "_meta": {**META, **meta}}, id=id)
 
-    def told(self) -> list[Any]:
+    def notifications(self) -> list[Any]:
         """The notifications so far."""
-        return [message for message in self.heard if "id" not in message]
+        return [message for message in self.messages if "id" not in message]
 
     async def settle(self) -> None:
-        """Wait until every request has been worked off that waits for nobody else."""
+        """Wait until every request is done that waits for no other party."""
         async with asyncio.timeout(SECONDS):
-            while len(self.background):  # noqa: ASYNC110 - background tasks notify nobody
+            while len(self.background):  # noqa: ASYNC110 - background tasks have no notification
                 await asyncio.sleep(0)
 
 
@@ -171,7 +171,7 @@ class Client:
         self.pushed: list[bytes] = []
         self.ended: list[bytes] = []
         self.unsent_bytes = 0
-        self.heard = asyncio.Event()
+        self.has_news = asyncio.Event()
         self.scope: Message = {}
         self.body = body
         self._farewells: list[Callable[[], None]] = []
@@ -194,7 +194,7 @@ class Client:
         assert not body or b"content-type: application/json" in lines
         self.lines.append(lines)
         self.answers.append((status, body if isinstance(body, bytes) else b"".join(body)))
-        self.heard.set()
+        self.has_news.set()
 
     def begin(self, status: int, lines: bytes) -> None:
         assert status == 200
@@ -202,11 +202,11 @@ class Client:
 
     def push(self, chunk: bytes) -> None:
         self.pushed.append(chunk)
-        self.heard.set()
+        self.has_news.set()
 
     def end(self, chunk: bytes) -> None:
         self.ended.append(chunk)
-        self.heard.set()
+        self.has_news.set()
 
     def buffered_bytes(self) -> int:
         return self.unsent_bytes
@@ -214,8 +214,8 @@ class Client:
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
             while not holds():
-                self.heard.clear()
-                await self.heard.wait()
+                self.has_news.clear()
+                await self.has_news.wait()
 
     @property
     def json(self) -> Any:
@@ -231,7 +231,7 @@ class Client:
 
     @property
     def events(self) -> list[Any]:
-        """What was told on a stream so far."""
+        """The messages on a stream so far."""
         return events(self.pushed + self.ended)
 
 
@@ -241,6 +241,6 @@ def events(chunks: Iterable[bytes]) -> list[Any]:
     return [json.loads(line[5:]) for line in lines if line.startswith(b"data:") and line[5:].strip()]
 
 
-def members(told: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
+def members(received: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
     """An object's members as text."""
-    return {key: raw(value) for key, value in told.items()}
+    return {key: raw(value) for key, value in received.items()}

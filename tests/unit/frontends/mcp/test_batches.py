@@ -1,4 +1,4 @@
-"""Batches: what their parts say becomes one array, one stream, or nothing."""
+"""Batches: the answers become one array, one stream, or nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_part_has_no_body_of_its_own_and_shares_its_connection() -> None:
     assert (part.take_body(), part.buffered_bytes()) == (None, 7)
 
 
-def test_what_is_answered_after_the_stream_began_goes_down_the_stream_and_a_cut_cuts_all() -> None:
+def test_answers_after_the_stream_began_use_the_stream_and_an_abort_ends_all() -> None:
     class Cut(Client):
         aborts = 0
 

@@ -1,4 +1,4 @@
-"""A conversation in both eras: every method, what is told unasked, and that nothing is left when it ends."""
+"""A conversation in both eras: every method, notifications, and that nothing is left when it ends."""
 
 from __future__ import annotations
 
@@ -168,9 +168,7 @@ async def test_every_call_of_the_modern_era_reaches_its_server_and_comes_back(
         ("completion/complete", {"ref": {"type": "ref/resource", "uri": "x:y"}, "argument": {}}, -32002),
     ],
 )
-async def test_what_is_unknown_has_the_code_of_the_callers_era(
-    method: str, params: dict[str, Any], legacy: int
-) -> None:
+async def test_unknown_names_have_the_code_of_the_callers_era(method: str, params: dict[str, Any], legacy: int) -> None:
     hosted, talk = talking()
     starting(hosted)  # the second server: a URI that nobody lists could be either's
     hosted.hub.publish(ready(server=SLOW))
@@ -227,7 +225,7 @@ async def test_a_call_is_cancelled_by_its_id_and_by_nothing_else() -> None:
     assert outcome(await talk.reply("a")) == -32012
 
 
-async def test_what_is_no_message_is_handed_back_refused() -> None:
+async def test_invalid_messages_are_returned_as_refused() -> None:
     _, talk = talking()
     for body, code in (
         (b"{", -32700),
@@ -238,7 +236,7 @@ async def test_what_is_no_message_is_handed_back_refused() -> None:
         talk.receive(body)
         assert talk.refused.pop().code == code
     talk.receive(b'{"jsonrpc":"2.0","id":1,"result":{}}')
-    assert talk.refused == talk.heard == []
+    assert talk.refused == talk.messages == []
 
 
 LONG = {"name": "files.read", "arguments": {"text": "x" * LONG_BYTES}}
@@ -266,7 +264,7 @@ async def test_a_caller_that_leaves_during_a_long_message_has_nothing_run() -> N
     talk.conversation.cancel_all("the caller has gone")
     assert talk.conversation.is_idle
     await talk.settle()
-    assert hosted.stage.link.sent == talk.heard == []
+    assert hosted.stage.link.sent == talk.messages == []
 
 
 async def test_the_bytes_of_long_calls_are_bounded_and_short_calls_are_not() -> None:
@@ -341,8 +339,12 @@ async def test_following_waits_for_servers_that_only_start() -> None:
 # -- logs and progress ---------------------------------------------------------------------------------------------
 
 
-def levels_heard(talk: Talk) -> list[str]:
-    return [told["params"]["level"] for told in talk.told() if told["method"] == "notifications/message"]
+def received_levels(talk: Talk) -> list[str]:
+    return [
+        received["params"]["level"]
+        for received in talk.notifications()
+        if received["method"] == "notifications/message"
+    ]
 
 
 async def hear_all(hosted: Hosted, talk: Talk, meta: dict[str, Any] | None = None) -> list[str]:
@@ -351,10 +353,10 @@ async def hear_all(hosted: Hosted, talk: Talk, meta: dict[str, Any] | None = Non
     for level in LOG_LEVELS:
         hosted.last_call.emit(logged(level))
     hosted.answer()
-    return levels_heard(talk)
+    return received_levels(talk)
 
 
-async def test_a_legacy_caller_without_a_level_gets_what_the_server_logs() -> None:
+async def test_a_legacy_caller_without_a_level_gets_all_log_lines() -> None:
     hosted, talk = talking()
     assert await hear_all(hosted, talk) == list(LOG_LEVELS)
     assert hosted.last_call.call.log_level is None
@@ -380,7 +382,7 @@ async def test_a_level_is_not_held_up_by_a_server_that_the_caller_may_not_see(mo
 
 
 @pytest.mark.parametrize("params", [{}, {"level": "loud"}, {"level": 3}])
-async def test_a_level_that_is_none_is_refused(params: dict[str, Any]) -> None:
+async def test_an_invalid_log_level_is_refused(params: dict[str, Any]) -> None:
     hosted, talk = talking()
     assert await talk.ask("logging/setLevel", params) == INVALID
     assert hosted.level() is None
@@ -399,7 +401,7 @@ async def test_a_line_is_passed_on_as_the_server_gave_it() -> None:
     talk.say("tools/call", {"name": "files.read"}, id=1)
     hosted.last_call.emit(LogMessage("info", {"level": raw("info"), "logger": raw("db"), "data": raw({"n": 1})}))
     params = {"level": "info", "logger": "db", "data": {"n": 1}}
-    assert talk.told() == [{"jsonrpc": "2.0", "method": "notifications/message", "params": params}]
+    assert talk.notifications() == [{"jsonrpc": "2.0", "method": "notifications/message", "params": params}]
 
 
 async def test_progress_comes_under_the_callers_own_token() -> None:
@@ -407,7 +409,7 @@ async def test_progress_comes_under_the_callers_own_token() -> None:
     talk.say("resources/read", {"uri": NOTES, "_meta": {"progressToken": "mine"}}, id=1)
     assert hosted.last_call.call.wants_progress
     hosted.last_call.emit(PROGRESS)
-    assert talk.told()[0]["params"] == {"progressToken": "mine", "progress": 1}
+    assert talk.notifications()[0]["params"] == {"progressToken": "mine", "progress": 1}
 
 
 async def test_a_caller_that_reads_slowly_misses_events_and_no_answer() -> None:
@@ -417,7 +419,7 @@ async def test_a_caller_that_reads_slowly_misses_events_and_no_answer() -> None:
     hosted.last_call.emit(logged("error"))
     hosted.answer(ok=1)
     assert outcome(await talk.reply(1)) == {"ok": 1}
-    assert talk.told() == []
+    assert talk.notifications() == []
 
 
 # -- changes of lists ----------------------------------------------------------------------------------------------
@@ -426,11 +428,11 @@ async def test_a_caller_that_reads_slowly_misses_events_and_no_answer() -> None:
 async def test_changes_are_notified_from_initialize_on_and_once_however_often_it_is_sent() -> None:
     hosted, talk = talking()
     hosted.hub.publish(ready(tool("early")))
-    assert talk.heard == []
+    assert talk.messages == []
     talk.say("notifications/initialized")
     talk.say("notifications/initialized")
     hosted.hub.publish(ready(tool("late"), prompts=[prompt("late")], resources=[resource("late:")]))
-    assert [told["method"] for told in talk.told()] == [
+    assert [received["method"] for received in talk.notifications()] == [
         f"notifications/{topic}/list_changed" for topic in ("tools", "prompts", "resources")
     ]
     talk.conversation.stop_notifying()
@@ -447,11 +449,11 @@ async def test_an_update_is_sent_under_the_uri_that_was_followed() -> None:
     assert await talk.ask("resources/subscribe", {"uri": qualified}, id=2) == {}
     assert hosted.announcer.asked == [f"+{NOTES}"]
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert talk.told() == [{"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": qualified}}]
+    assert talk.notifications() == [{"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": qualified}}]
     assert await talk.ask("resources/unsubscribe", {"uri": qualified}, id=3) == {}
     assert await talk.ask("resources/unsubscribe", {"uri": "never:followed"}, id=4) == {}
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert (hosted.announcer.asked, len(talk.told())) == ([f"+{NOTES}", f"-{NOTES}"], 1)
+    assert (hosted.announcer.asked, len(talk.notifications())) == ([f"+{NOTES}", f"-{NOTES}"], 1)
 
 
 @pytest.mark.parametrize("is_modern", [False, True])
@@ -461,7 +463,7 @@ async def test_the_subscriber_is_the_caller(*, is_modern: bool) -> None:
     if is_modern:
         meta = {"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": can}}
         talk.say("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}, **meta}, id=1)
-        await talk.until(lambda: len(talk.told()) == 1)
+        await talk.until(lambda: len(talk.notifications()) == 1)
     else:
         meta = {}
         await talk.ask("initialize", {**HELLO, "capabilities": can}, id=0)
@@ -479,7 +481,7 @@ async def test_following_needs_a_uri(method: str) -> None:
     assert await talk.ask(method, {"uri": 7}) == INVALID
 
 
-async def test_what_cannot_be_followed_is_refused_with_the_reason() -> None:
+async def test_an_impossible_subscription_is_refused_with_the_reason() -> None:
     hosted, talk = talking(ready(tool(), abilities=frozenset({"tools"})))
     assert await talk.ask("resources/subscribe", {"uri": "x:y"}, id=1) == -32002
     hosted.hub.publish(OFFER)
@@ -494,7 +496,7 @@ async def test_a_conversation_that_ends_lets_go_of_everything() -> None:
     await talk.ask("logging/setLevel", {"level": "debug"}, id=1)
     await talk.ask("resources/subscribe", {"uri": NOTES}, id=2)
     talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES], toolsListChanged=True), id=3)
-    await talk.until(lambda: len(talk.told()) == 1)
+    await talk.until(lambda: len(talk.notifications()) == 1)
     talk.conversation.stop_notifying()
     talk.say("notifications/initialized")  # read late, too
     assert hosted.is_forgotten()
@@ -536,12 +538,12 @@ async def test_a_request_that_is_under_way_at_the_end_leaves_nothing(method: str
     hosted.announcer.opened.set()
     await talk.settle()
     assert hosted.is_forgotten()
-    assert talk.told() == []
+    assert talk.notifications() == []
 
 
 async def until_asked(hosted: Hosted) -> None:
     async with asyncio.timeout(30):
-        while not hosted.announcer.asked:  # noqa: ASYNC110 - the announcer tells nobody
+        while not hosted.announcer.asked:  # noqa: ASYNC110 - the announcer has no notification
             await asyncio.sleep(0)
 
 
@@ -562,24 +564,24 @@ async def test_a_subscription_is_acknowledged_and_everything_on_it_is_marked() -
     talk.say(
         "subscriptions/listen", listen(promptsListChanged=True, resourceSubscriptions=[NOTES, "file:///b"]), id="s"
     )
-    await talk.until(lambda: len(talk.told()) == 1)
-    assert talk.heard == [acknowledged("s", promptsListChanged=True, resourceSubscriptions=[NOTES, "file:///b"])]
+    await talk.until(lambda: len(talk.notifications()) == 1)
+    assert talk.messages == [acknowledged("s", promptsListChanged=True, resourceSubscriptions=[NOTES, "file:///b"])]
     hosted.hub.publish(ready(tool("new"), prompts=[prompt("new")], templates=[template(TREE)]))
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     mark = {SUBSCRIPTION_KEY: "s"}
-    assert talk.heard[1:] == [
+    assert talk.messages[1:] == [
         {"jsonrpc": "2.0", "method": "notifications/prompts/list_changed", "params": {"_meta": mark}},
         {"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": NOTES, "_meta": mark}},
     ]
 
 
-async def test_what_cannot_be_followed_is_not_acknowledged() -> None:
+async def test_an_impossible_subscription_is_not_acknowledged() -> None:
     hosted, talk = talking()
     starting(hosted)
     hosted.hub.publish(ready(server=SLOW))
     talk.say("subscriptions/listen", listen(resourceSubscriptions=["x:y", NOTES]), id=1)
-    await talk.until(lambda: len(talk.heard) == 1)
-    assert talk.heard == [acknowledged(1, resourceSubscriptions=[NOTES])]
+    await talk.until(lambda: len(talk.messages) == 1)
+    assert talk.messages == [acknowledged(1, resourceSubscriptions=[NOTES])]
 
 
 async def test_an_update_before_the_acknowledgement_is_sent_after_it() -> None:
@@ -589,16 +591,16 @@ async def test_an_update_before_the_acknowledgement_is_sent_after_it() -> None:
     await until_asked(hosted)
     for _ in range(3):
         hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert talk.heard == []
+    assert talk.messages == []
     hosted.announcer.opened.set()
-    await talk.until(lambda: len(talk.heard) == 2)
-    assert [told["method"] for told in talk.heard] == ["notifications/subscriptions/acknowledged", UPDATED]
+    await talk.until(lambda: len(talk.messages) == 2)
+    assert [request["method"] for request in talk.messages] == ["notifications/subscriptions/acknowledged", UPDATED]
 
 
 async def test_a_subscription_ends_when_it_is_cancelled() -> None:
     hosted, talk = talking()
     talk.say("subscriptions/listen", listen(toolsListChanged=True, resourceSubscriptions=[NOTES]), id=1)
-    await talk.until(lambda: len(talk.heard) == 1)
+    await talk.until(lambda: len(talk.messages) == 1)
     talk.say("notifications/cancelled", {"requestId": 1})
     assert hosted.is_forgotten()
 
@@ -611,7 +613,7 @@ async def test_a_subscription_that_is_cancelled_before_it_was_acknowledged_never
     talk.say("notifications/cancelled", {"requestId": 1})
     hosted.announcer.opened.set()
     await talk.settle()
-    assert talk.heard == []
+    assert talk.messages == []
     assert hosted.is_forgotten()
 
 
@@ -619,9 +621,9 @@ async def test_a_subscription_of_the_same_id_takes_the_others_place() -> None:
     hosted, talk = talking()
     for count in (1, 2):
         talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES]), id=1)
-        await talk.until(lambda expected=count: len(talk.heard) == expected)  # type: ignore[misc]
+        await talk.until(lambda expected=count: len(talk.messages) == expected)  # type: ignore[misc]
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert len(talk.heard) == 3
+    assert len(talk.messages) == 3
     talk.conversation.stop_notifying()
     assert hosted.is_forgotten()
 
@@ -634,11 +636,11 @@ async def test_a_subscription_to_nothing_readable_is_refused() -> None:
 # -- the end -------------------------------------------------------------------------------------------------------
 
 
-async def test_finishing_waits_for_what_was_asked_and_for_no_subscription() -> None:
+async def test_finishing_waits_for_calls_and_not_for_subscriptions() -> None:
     hosted, talk = talking()
     talk.say("subscriptions/listen", listen(toolsListChanged=True), id=1)
     talk.say("tools/call", {"name": "files.read"}, id=2)
-    await talk.until(lambda: len(talk.told()) == 1)
+    await talk.until(lambda: len(talk.notifications()) == 1)
     finishing = asyncio.ensure_future(talk.conversation.finish())
     await asyncio.sleep(0)
     assert not finishing.done()
@@ -672,7 +674,7 @@ async def test_the_messages_of_a_batch_are_taken_one_by_one_where_the_revision_h
     assert talk.refused == []
     hosted.answer(content=[])
     assert [outcome(await talk.reply(id)) for id in ("a", "b")] == [{}, {"content": []}]
-    refused = [message["error"]["code"] for message in talk.heard if message.get("id", "") is None]
+    refused = [message["error"]["code"] for message in talk.messages if message.get("id", "") is None]
     assert refused == [-32600, -32600]
 
 

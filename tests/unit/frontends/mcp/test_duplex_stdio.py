@@ -44,7 +44,7 @@ async def test_a_line_is_a_message_however_it_arrives(size: int) -> None:
     assert {answer["id"] for answer in streams.written} == {1, 2}
 
 
-async def test_what_is_no_message_is_refused_on_a_line_of_its_own() -> None:
+async def test_an_invalid_message_is_refused_on_its_own_line() -> None:
     streams = Streams()
     streams.frontend.feed(b"nonsense\n" + b"x" * 5000 + b"\n" + CALL + b"\n")
     assert [answer["error"]["code"] for answer in streams.written] == [-32700, -32600]

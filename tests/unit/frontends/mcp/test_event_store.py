@@ -1,4 +1,4 @@
-"""Streams that can be come back to: every cut of a stream log, its limits, and what a session missed."""
+"""Resumable streams: every cut of a stream log, its limits, and the events that a session missed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OWNER = "session"
 
 
 class Speaker:
-    """Remembers what it heard of its listener; `stream_log` is told of it as an exchange does."""
+    """Records when its listener leaves and returns, and informs `stream_log` as an exchange does."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.stream_log: StreamLog | None = None
 
     def disconnected(self, peer: Peer) -> None:
         assert self.stream_log is not None
-        self.heard.append("left" if self.stream_log.disconnected(peer) else "left before")
+        self.events.append("left" if self.stream_log.disconnected(peer) else "left before")
 
     def reconnected(self) -> None:
-        self.heard.append("back")
+        self.events.append("back")
 
 
 def events(client: Client) -> list[SseEvent]:
@@ -36,7 +36,7 @@ def events(client: Client) -> list[SseEvent]:
     return [event for event in found if isinstance(event, SseEvent)]
 
 
-def said(client: Client) -> list[str]:
+def texts_of(client: Client) -> list[str]:
     return [event.data.decode() for event in events(client) if event.data]
 
 
@@ -84,7 +84,7 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_sent_twic
     stream_log = started(store, client)
     for message in whole[:cut]:
         stream_log.end(message) if message == whole[-1] else stream_log.send_report(message)
-    heard, last = said(client), events(client)[-1].id
+    received, last = texts_of(client), events(client)[-1].id
     if is_noticed:
         stream_log.disconnected(client)
     for message in whole[cut:-1]:
@@ -92,7 +92,7 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_sent_twic
     back = resumed(store, last)
     if not stream_log.is_done:
         stream_log.end(whole[-1])
-    assert [*heard, *said(back)] == [message.decode() for message in whole]
+    assert [*received, *texts_of(back)] == [message.decode() for message in whole]
     assert len(back.ended) == 1
 
 
@@ -102,7 +102,7 @@ async def test_a_client_that_missed_everything_resumes_with_the_first_event() ->
     first = events(client)[0].id
     stream_log.disconnected(client)
     stream_log.end(b"answer")
-    assert said(resumed(store, first)) == ["answer"]
+    assert texts_of(resumed(store, first)) == ["answer"]
 
 
 async def test_the_connection_that_comes_later_is_spoken_to_and_the_earlier_one_ends() -> None:
@@ -116,7 +116,7 @@ async def test_the_connection_that_comes_later_is_spoken_to_and_the_earlier_one_
     assert (len(old.ended), len(middle.ended), released) == (1, 1, ["middle"])
     stream_log.send(b"x")
     stream_log.end(b"y")
-    assert (said(old), said(middle), said(new), released) == ([], [], ["x", "y"], ["middle", "new"])
+    assert (texts_of(old), texts_of(middle), texts_of(new), released) == ([], [], ["x", "y"], ["middle", "new"])
 
 
 async def test_its_writer_learns_when_a_reader_leaves_and_returns() -> None:
@@ -127,7 +127,7 @@ async def test_its_writer_learns_when_a_reader_leaves_and_returns() -> None:
     back, again = (resumed(store, events(client)[0].id) for _ in range(2))
     back.leave()
     again.leave()
-    assert speaker.heard == ["back", "back", "left before", "left"]
+    assert speaker.events == ["back", "back", "left before", "left"]
 
 
 async def test_a_released_reader_learns_when_to_return_and_finds_the_rest() -> None:
@@ -137,7 +137,7 @@ async def test_a_released_reader_learns_when_to_return_and_finds_the_rest() -> N
     assert client.ended == [b"retry: 250\n\n"]
     assert not stream_log.pause(250)
     stream_log.end(b"answer")
-    assert said(resumed(store, events(client)[0].id)) == ["answer"]
+    assert texts_of(resumed(store, events(client)[0].id)) == ["answer"]
 
 
 async def test_progress_is_skipped_for_slow_readers_but_kept_for_absent_ones() -> None:
@@ -148,11 +148,11 @@ async def test_progress_is_skipped_for_slow_readers_but_kept_for_absent_ones() -
     stream_log.send(b"needed")
     stream_log.disconnected(client)
     stream_log.send_report(b"kept")
-    assert said(resumed(store, events(client)[0].id)) == ["needed", "kept"]
+    assert texts_of(resumed(store, events(client)[0].id)) == ["needed", "kept"]
 
 
 @pytest.mark.parametrize("limit", ["EVENTS_MAX", "EVENTS_BYTES"])
-async def test_of_many_reports_the_oldest_go_and_what_is_needed_stays(
+async def test_the_oldest_of_many_reports_are_dropped_and_questions_and_answers_stay(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     store, client = StreamStore(), Client()
@@ -164,9 +164,9 @@ async def test_of_many_reports_the_oldest_go_and_what_is_needed_stays(
     for number in range(1, 100):
         stream_log.send_report(b"%03d" % number)
     stream_log.end(b"answer")
-    told = said(resumed(store, events(client)[0].id))
-    assert (told[0], told[-2:]) == ("question", ["099", "answer"])
-    assert len(told) <= 5
+    received = texts_of(resumed(store, events(client)[0].id))
+    assert (received[0], received[-2:]) == ("question", ["099", "answer"])
+    assert len(received) <= 5
 
 
 # -- the store -------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ async def test_names_are_long_and_do_not_repeat() -> None:
     assert (len(names), min(map(len, names))) == (100, 16)
 
 
-async def test_what_has_ended_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_streams_are_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_SECONDS", 0.01)
     store = StreamStore()
     for _ in range(2):
@@ -197,7 +197,7 @@ async def test_what_has_ended_is_given_up_after_a_while(monkeypatch: pytest.Monk
         await asyncio.sleep(0)
     running = started(store, Client())
     async with asyncio.timeout(30):
-        while len(store) > 1:  # noqa: ASYNC110 - a store tells nobody
+        while len(store) > 1:  # noqa: ASYNC110 - a store has no notification
             await asyncio.sleep(0.001)
     running.end(b"answer")
     async with asyncio.timeout(30):
@@ -208,13 +208,13 @@ async def test_what_has_ended_is_given_up_after_a_while(monkeypatch: pytest.Monk
 async def test_ended_streams_are_bounded_and_those_that_were_read_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     store = StreamStore()
     clients = [Client() for _ in range(3)]
-    broken, heard, later = (started(store, client) for client in clients)
+    broken, received, later = (started(store, client) for client in clients)
     broken.disconnected(clients[0])
     broken.end(b"broken")
-    heard.end(b"heard")
-    monkeypatch.setattr(module, "ANSWERS_BYTES", broken.size_bytes + heard.size_bytes)
+    received.end(b"heard")
+    monkeypatch.setattr(module, "ANSWERS_BYTES", broken.size_bytes + received.size_bytes)
     later.end(b"later")
-    assert [store.find(OWNER, f"{stream_log.name}.0") is not None for stream_log in (broken, heard, later)] == [
+    assert [store.find(OWNER, f"{stream_log.name}.0") is not None for stream_log in (broken, received, later)] == [
         True,
         False,
         True,
@@ -304,11 +304,11 @@ async def test_a_reader_that_resumes_gets_the_open_questions() -> None:
         stream_log.send_request(number, b"question " + number)
     stream_log.settle_request(b"2")
     stream_log.settle_request(b"2")
-    assert said(client) == ["question 1", "question 2", "question 3"]
-    assert said(resumed(store, first.id)) == ["question 1", "question 3"]
+    assert texts_of(client) == ["question 1", "question 2", "question 3"]
+    assert texts_of(resumed(store, first.id)) == ["question 1", "question 3"]
 
 
-async def test_what_was_answered_takes_no_room() -> None:
+async def test_answered_questions_free_their_room() -> None:
     store, client = StreamStore(), Client()
     stream_log = started(store, client)
     for number in range(100):
@@ -327,17 +327,17 @@ async def test_open_questions_are_kept_up_to_a_size_and_the_newest_in_any_case()
     for number in range(8):
         stream_log.send_request(b"%d" % number, b"%d" % number * 1_000_000)
     assert stream_log.size_bytes < module.QUESTIONS_BYTES
-    assert [text[:1] for text in said(resumed(store, first.id))] == ["4", "5", "6", "7"]
+    assert [text[:1] for text in texts_of(resumed(store, first.id))] == ["4", "5", "6", "7"]
     stream_log.send_request(b"long", b"x" * 2 * module.QUESTIONS_BYTES)
-    assert [text[:1] for text in said(resumed(store, first.id))] == ["x"]
+    assert [text[:1] for text in texts_of(resumed(store, first.id))] == ["x"]
 
 
-async def test_what_is_said_beside_questions_is_kept_only_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_events_beside_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVENTS_MAX", 2)
     store, client = StreamStore(), Client()
     stream_log = started(store, client)
     (first,) = events(client)
     for number in (b"1", b"2", b"3"):
         stream_log.send(number)
-    assert said(client) == ["1", "2", "3"]
-    assert said(resumed(store, first.id)) == ["2", "3"]
+    assert texts_of(client) == ["1", "2", "3"]
+    assert texts_of(resumed(store, first.id)) == ["2", "3"]

@@ -1,4 +1,4 @@
-"""What the caller's side of a call does alike on every carrier: progress of what goes on after the answer."""
+"""The caller's side of a call on every transport: progress of work that continues after the answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_in_a_conversation_it_is_sent_there_unless_its_caller_reads_slowly
     report(REPORT)
     talk.is_crowded = True
     report(REPORT)
-    assert [message["params"] for message in talk.told()] == [TOLD]
+    assert [message["params"] for message in talk.notifications()] == [TOLD]
 
 
 # -- users that a question sent elsewhere ------------------------------------------------------------------------------

@@ -128,9 +128,9 @@ def request(method: str, params: Mapping[str, Any] | None = None, id: Any = 1) -
 
 def modern(method: str, params: Mapping[str, Any] | None = None, **meta: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """A modern request and its headers."""
-    told = {**(params or {}), "_meta": {**META, **meta}}
-    name = {"mcp-name": told[NAMED[method]]} if method in NAMED and NAMED[method] in told else {}
-    return request(method, told), {"mcp-protocol-version": MODERN, "mcp-method": method, **name}
+    received = {**(params or {}), "_meta": {**META, **meta}}
+    name = {"mcp-name": received[NAMED[method]]} if method in NAMED and NAMED[method] in received else {}
+    return request(method, received), {"mcp-protocol-version": MODERN, "mcp-method": method, **name}
 
 
 def of(session: str | None) -> dict[str, str]:
@@ -156,9 +156,9 @@ async def test_every_list_is_returned_in_both_eras_and_names_the_missing_servers
     frontend.hub.open_server_queue(
         ServerQueue(SLOW, frontend.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True)
     )
-    for told in (await frontend.ask(method), await frontend.ask_modern(method)):
-        assert [entry["name"] for entry in told[member]] == named
-        assert list(told["_meta"]["isthmus/missing"]) == ["slow"]
+    for received in (await frontend.ask(method), await frontend.ask_modern(method)):
+        assert [entry["name"] for entry in received[member]] == named
+        assert list(received["_meta"]["isthmus/missing"]) == ["slow"]
 
 
 async def test_a_caller_gets_the_real_capabilities_of_the_servers() -> None:
@@ -196,7 +196,7 @@ async def test_every_call_is_taken_at_once_reaches_its_server_and_comes_back(
     assert ("resultType" in client.json["result"]) == (era == "modern")
 
 
-async def test_what_is_unknown_has_the_code_and_status_of_its_era() -> None:
+async def test_unknown_names_have_the_code_and_status_of_their_era() -> None:
     frontend = HttpFrontend(ready(abilities=frozenset({"tools"})))
     earlier = await frontend.http_request(request("resources/read", {"uri": "x:y"}))
     assert (earlier.status, outcome(earlier.json)) == (200, -32002)
@@ -341,7 +341,9 @@ async def hear_all(frontend: HttpFrontend, body: Any, headers: Mapping[str, str]
     for level in LOG_LEVELS:
         frontend.hosted.last_call.emit(LogMessage(level, {"level": raw(level), "data": raw("x")}))
     frontend.hosted.answer()
-    return [told["params"]["level"] for told in client.events if told.get("method") == "notifications/message"]
+    return [
+        received["params"]["level"] for received in client.events if received.get("method") == "notifications/message"
+    ]
 
 
 async def test_a_session_gets_its_level_and_servers_are_asked_for_it() -> None:
@@ -390,7 +392,7 @@ async def test_missed_updates_of_an_unfollowed_resource_are_not_sent() -> None:
     async with frontend.streaming(None, of(session), method="GET") as stream:
         frontend.hub.publish(ready(tool("new")))
         await stream.until(lambda: bool(stream.events))
-    assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
+    assert {received["method"].rpartition("/")[2] for received in stream.events} == {"list_changed"}
 
 
 async def test_a_session_is_the_subscriber_and_a_modern_caller_has_none() -> None:
@@ -407,7 +409,7 @@ async def test_a_session_is_the_subscriber_and_a_modern_caller_has_none() -> Non
     ]
 
 
-async def test_one_session_does_not_get_what_another_follows() -> None:
+async def test_a_session_gets_no_updates_of_anothers_subscriptions() -> None:
     frontend = HttpFrontend()
     session, another = await frontend.open(), await frontend.open()
     await frontend.ask("resources/subscribe", {"uri": NOTES}, session)
@@ -415,7 +417,7 @@ async def test_one_session_does_not_get_what_another_follows() -> None:
         frontend.hub.subscriptions.updated(SERVER, NOTES)
         frontend.hub.publish(ready(tool("new")))
         await stream.until(lambda: len(stream.events) == 3)
-    assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
+    assert {received["method"].rpartition("/")[2] for received in stream.events} == {"list_changed"}
 
 
 @pytest.mark.parametrize(
@@ -425,7 +427,7 @@ async def test_one_session_does_not_get_what_another_follows() -> None:
         ({"uri": NOTES}, ServerError(SERVER, -32000, "no"), -32000),
     ],
 )
-async def test_what_cannot_be_followed_is_refused(
+async def test_an_impossible_subscription_is_refused(
     params: dict[str, Any], refusal: ServerError | None, code: int
 ) -> None:
     frontend = HttpFrontend()
@@ -442,7 +444,7 @@ async def test_a_caller_without_a_session_can_subscribe_to_nothing_beyond_a_requ
     assert frontend.hosted.is_forgotten()
 
 
-async def test_another_callers_session_is_as_unknown_as_none() -> None:
+async def test_another_callers_session_looks_unknown() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     stolen = {**of(session), "x-api-key": "other"}
@@ -453,7 +455,7 @@ async def test_another_callers_session_is_as_unknown_as_none() -> None:
     assert frontend.hosted.stage.link.sent == []
 
 
-async def test_an_ended_session_wants_nothing_any_more() -> None:
+async def test_an_ended_session_drops_its_subscriptions_and_calls() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     await frontend.ask("resources/subscribe", {"uri": NOTES}, session)
@@ -492,7 +494,7 @@ async def test_a_session_is_notified_at_once_of_every_list_that_changed_since_it
     frontend.hub.publish(ready(tool(), prompts=[prompt("new")]))
     async with frontend.streaming(None, of(session), method="GET") as stream:
         await stream.until(lambda: len(stream.events) == 2)
-    changed = [told["method"] for told in stream.events]
+    changed = [received["method"] for received in stream.events]
     assert changed == ["notifications/prompts/list_changed", "notifications/resources/list_changed"]
 
 
@@ -504,11 +506,11 @@ async def test_a_subscription_is_acknowledged_and_everything_on_it_is_marked() -
         frontend.hub.publish(ready(tool("new"), prompts=[prompt("new")]))
         frontend.hub.subscriptions.updated(SERVER, NOTES)
         await stream.until(lambda: len(stream.events) == 3)
-    assert [told["method"] for told in stream.events[1:3]] == [
+    assert [received["method"] for received in stream.events[1:3]] == [
         "notifications/prompts/list_changed",
         "notifications/resources/updated",
     ]
-    assert {told["params"]["_meta"][SUBSCRIPTION_KEY] for told in stream.events[:3]} == {1}
+    assert {received["params"]["_meta"][SUBSCRIPTION_KEY] for received in stream.events[:3]} == {1}
     assert frontend.hosted.is_forgotten()
     assert frontend.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
 
@@ -528,7 +530,7 @@ async def test_a_subscriber_that_leaves_before_it_is_acknowledged_leaves_nothing
     body, headers = modern("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}})
     task = asyncio.ensure_future(frontend.http_request(body, headers, client=client))
     async with asyncio.timeout(30):
-        while not frontend.hosted.announcer.asked:  # noqa: ASYNC110 - the announcer tells nobody
+        while not frontend.hosted.announcer.asked:  # noqa: ASYNC110 - the announcer has no notification
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait({task})
@@ -562,7 +564,7 @@ async def test_a_subscription_that_cannot_be_given_is_refused(
         ("PUT", {}, 405),
     ],
 )
-async def test_what_cannot_be_served_is_refused_with_its_status(
+async def test_unserved_requests_are_refused_with_their_status(
     method: str, headers: dict[str, str], status: int
 ) -> None:
     assert (await HttpFrontend().http_request(request("ping"), headers, method=method)).status == status
@@ -578,7 +580,9 @@ async def test_what_cannot_be_served_is_refused_with_its_status(
         ({"jsonrpc": "2.0", "method": "notifications/initialized"}, 202, None),
     ],
 )
-async def test_what_is_no_request_is_acknowledged_or_refused(body: Any, status: int, code: int | None) -> None:
+async def test_messages_that_are_no_requests_are_acknowledged_or_refused(
+    body: Any, status: int, code: int | None
+) -> None:
     client = await HttpFrontend().http_request(body)
     assert client.status == status
     assert code is None or outcome(client.json) == code
@@ -654,7 +658,7 @@ async def test_a_call_that_is_refused_after_waiting_for_servers_is_answered_too(
 
 
 @pytest.mark.parametrize("accept", ["Application/JSON;q=0.5", "text/*", "application/*, text/html"])
-async def test_what_a_caller_accepts_is_read_however_it_is_written(accept: str) -> None:
+async def test_every_spelling_of_the_accept_header_is_read(accept: str) -> None:
     assert (await HttpFrontend().http_request(request("ping"), {"accept": accept})).status == 200
 
 
@@ -841,22 +845,22 @@ async def test_an_event_that_is_not_the_sessions_own_is_unknown(id: str) -> None
     assert (refused.status, refused.begun) == (400, [])
 
 
-async def test_a_session_gets_on_its_next_stream_what_it_missed_on_the_last() -> None:
+async def test_a_sessions_next_stream_delivers_missed_events() -> None:
     frontend = HttpFrontend()
     session = await polling(frontend)
     await frontend.http_request(request("resources/subscribe", {"uri": NOTES}), session)
     async with frontend.streaming(None, session, method="GET") as first:
-        heard = last_id(first)
+        notified = last_id(first)
         frontend.hub.subscriptions.updated(SERVER, NOTES)
         await first.until(lambda: len(first.pushed) == 2)
         frontend.hub.publish(ready(tool("new")))
         await first.until(lambda: len(first.pushed) >= 3)
     frontend.hub.publish(ready(tool("newer"), prompts=[prompt()]))
-    async with frontend.streaming(None, {**session, **heard}, method="GET") as second:
+    async with frontend.streaming(None, {**session, **notified}, method="GET") as second:
         await second.until(lambda: len(second.events) >= 3)
-        told = [event["method"] for event in second.events]
-    assert told[0] == "notifications/resources/updated"
-    assert "notifications/tools/list_changed" in told[1:]
+        received = [event["method"] for event in second.events]
+    assert received[0] == "notifications/resources/updated"
+    assert "notifications/tools/list_changed" in received[1:]
     last = last_id(second)
     async with frontend.streaming(None, {**session, **last}, method="GET") as third:
         assert third.events == []
@@ -871,8 +875,8 @@ async def test_unsent_events_of_a_stream_are_sent_on_the_one_before_it() -> None
                 frontend.hub.publish(ready(tool(name)))
             await second.until(lambda: bool(second.events))
             assert first.events == []
-        told = [event["method"] for event in first.events]
-    assert told == ["notifications/tools/list_changed"]
+        received = [event["method"] for event in first.events]
+    assert received == ["notifications/tools/list_changed"]
 
 
 async def test_updates_wait_while_the_caller_has_not_read_the_last() -> None:
@@ -933,8 +937,8 @@ async def test_a_batch_is_answered_by_an_array_each_element_as_if_alone() -> Non
     await until(lambda: bool(frontend.hosted.stage.link.sent))
     frontend.hosted.answer(content=[])
     await asking
-    told = {answer["id"]: outcome(answer) for answer in client.json if answer["id"] is not None}
-    assert told == {"a": {}, "b": {"content": []}, "c": -32601, "d": -32600, "e": -32600}
+    received = {answer["id"]: outcome(answer) for answer in client.json if answer["id"] is not None}
+    assert received == {"a": {}, "b": {"content": []}, "c": -32601, "d": -32600, "e": -32600}
     assert [outcome(answer) for answer in client.json if answer["id"] is None] == [-32600, -32600]
 
 
@@ -1007,9 +1011,7 @@ async def test_a_batch_of_an_unknown_session_gets_an_error() -> None:
         ("DELETE", None),
     ],
 )
-async def test_a_version_that_is_not_spoken_is_refused_whatever_is_sent_in_it(
-    method: str, body: Any, version: str
-) -> None:
+async def test_an_unsupported_version_is_refused_for_every_method(method: str, body: Any, version: str) -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     headers = {**of(session), "mcp-protocol-version": version}
@@ -1025,8 +1027,8 @@ async def test_a_version_that_is_not_spoken_is_refused_whatever_is_sent_in_it(
 async def test_a_version_that_is_spoken_is_good_for_everything(version: str | None) -> None:
     frontend = HttpFrontend()
     headers = {**of(await frontend.open()), **({} if version is None else {"mcp-protocol-version": version})}
-    told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    assert (await frontend.http_request(told, headers)).status == 202
+    received = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    assert (await frontend.http_request(received, headers)).status == 202
     async with frontend.streaming(None, headers, method="GET"):
         pass
     assert (await frontend.http_request(headers=headers, method="DELETE")).status == 204

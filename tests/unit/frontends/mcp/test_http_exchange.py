@@ -58,8 +58,8 @@ async def test_the_first_event_makes_a_stream_that_ends_with_the_answer() -> Non
     made.end(DONE)
     assert len(client.begun) == 1
     assert b"text/event-stream" in client.begun[0]
-    told = [json.loads(chunk.partition(b"data: ")[2]) for chunk in client.pushed]
-    assert [message["params"] for message in told] == [{"progressToken": 7, "progress": 1}] * 2
+    received = [json.loads(chunk.partition(b"data: ")[2]) for chunk in client.pushed]
+    assert [message["params"] for message in received] == [{"progressToken": 7, "progress": 1}] * 2
     assert len(client.ended) == 1
     assert b'"id":"call"' in client.ended[0]
     assert client.answers == []
@@ -100,9 +100,9 @@ async def test_an_open_stream_says_something_regularly_until_it_ends(monkeypatch
     client = Client()
     alive = KeepAlive(client, asyncio.get_running_loop())
     for _ in range(3):
-        client.heard.clear()
+        client.has_news.clear()
         async with asyncio.timeout(30):
-            await client.heard.wait()
+            await client.has_news.wait()
     alive.stop()
     said = len(client.pushed)
     await asyncio.sleep(0.01)
@@ -115,9 +115,9 @@ async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypat
     client = Client()
     made = exchange(client)
     made.emit(PROGRESS)
-    client.heard.clear()
+    client.has_news.clear()
     async with asyncio.timeout(30):
-        await client.heard.wait()
+        await client.has_news.wait()
     made.end(DONE)
     said = len(client.pushed)
     await asyncio.sleep(0.01)
@@ -313,18 +313,18 @@ async def test_on_a_stream_that_is_over_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "heard"), [(None, []), ("debug", list(LOG_LEVELS)), ("alert", ["alert", "emergency"])]
+    ("level", "notified"), [(None, []), ("debug", list(LOG_LEVELS)), ("alert", ["alert", "emergency"])]
 )
 async def test_log_lines_are_sent_from_the_level_that_the_caller_wants(
-    level: LogLevel | None, heard: list[LogLevel]
+    level: LogLevel | None, notified: list[LogLevel]
 ) -> None:
     client = Client()
     made = exchange(client, token=None, level=level)
     for said in LOG_LEVELS:
         made.emit(LogMessage(said, {"level": raw(said), "data": raw("x")}))
     made.end(DONE)
-    assert [told["params"]["level"] for told in client.events if "method" in told] == heard
-    assert len(client.answers) == (0 if heard else 1)
+    assert [received["params"]["level"] for received in client.events if "method" in received] == notified
+    assert len(client.answers) == (0 if notified else 1)
 
 
 @pytest.mark.parametrize(

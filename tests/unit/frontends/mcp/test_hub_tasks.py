@@ -1,4 +1,4 @@
-"""Tasks of the hub's own: begun before they are acknowledged, told to their callers, forgotten in time."""
+"""Tasks of the hub: begun before they are acknowledged, announced to their callers, forgotten in time."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ async def begin(talk: Talk, id: Any = "c", **task: Any) -> str:
 
 
 async def ask(talk: Talk, method: str, task: str, **more: Any) -> Any:
-    return await talk.ask(method, {"taskId": task, **more}, id=f"{method} {len(talk.heard)}")
+    return await talk.ask(method, {"taskId": task, **more}, id=f"{method} {len(talk.messages)}")
 
 
 async def ask_modern(talk: Talk, method: str, **params: Any) -> Any:
-    return await talk.ask_modern(method, params, id=f"{method} {len(talk.heard)}", **{KEY: CAN})
+    return await talk.ask_modern(method, params, id=f"{method} {len(talk.messages)}", **{KEY: CAN})
 
 
 # -- beginning -----------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ async def test_a_task_is_acknowledged_once_it_is_kept_and_not_before() -> None:
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {"ttl": 5_000}}, id="c")
     await turns()
-    assert (talk.heard, house.sent) == ([], [])
+    assert (talk.messages, house.sent) == ([], [])
     house.journal.settle()
     answer = await talk.reply("c")
     assert (answer["result"]["task"]["status"], answer["result"]["task"]["ttl"]) == ("working", 5_000)
@@ -101,7 +101,7 @@ async def test_a_task_is_acknowledged_once_it_is_kept_and_not_before() -> None:
     assert "task" not in house.sent[0].call.extra
 
 
-async def test_what_could_not_be_written_was_not_begun() -> None:
+async def test_a_task_that_cannot_be_stored_does_not_begin() -> None:
     house = House(HeldJournal())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {}}, id="c")
@@ -125,7 +125,7 @@ async def test_cancelling_the_request_before_its_acknowledgement_cancels_the_tas
     assert (await house.journal.page("task", owner_of(ANYONE, "mcp").key, limit=5)).documents[0].state == "canceled"
 
 
-async def test_a_hub_that_goes_away_begins_none() -> None:
+async def test_a_hub_that_shuts_down_begins_no_tasks() -> None:
     house = House()
     house.hub.refuse_new_calls()
     talk = house.talk()
@@ -206,19 +206,19 @@ async def test_not_more_than_so_many_are_forgotten_by_themselves(monkeypatch: py
 async def test_a_task_of_the_hubs_own_is_followed_without_asking_its_server() -> None:
     house = House()
     id = await begin(house.talk())
-    told: list[Any] = []
-    following = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append)
+    received: list[Any] = []
+    following = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, received.append)
     assert following is not None
     following.start()
     house.sent[0].emit(PROGRESS)
     house.sent[0].finish(DONE)
     await house.engine.wait_idle()
-    assert [json.loads(bytes(members["status"])) for members in told] == ["working", "completed"]
-    assert await house.kept.follow(OTHER, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append) is None
-    again = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append)
+    assert [json.loads(bytes(members["status"])) for members in received] == ["working", "completed"]
+    assert await house.kept.follow(OTHER, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, received.append) is None
+    again = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, received.append)
     assert again is not None
     again.start()
-    assert len(told) == 3
+    assert len(received) == 3
 
 
 # -- questions -----------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ async def questioned() -> tuple[House, Talk, str, list[Reply]]:
 
 
 def asked_of(talk: Talk) -> list[Any]:
-    return [message for message in talk.heard if message.get("method") == "elicitation/create"]
+    return [message for message in talk.messages if message.get("method") == "elicitation/create"]
 
 
 async def test_one_of_the_waiting_callers_is_asked_and_another_if_it_leaves() -> None:
@@ -264,7 +264,7 @@ async def test_a_question_that_was_answered_otherwise_is_taken_back() -> None:
     assert await ask_modern(talk, "tasks/update", taskId=id, inputResponses={"q1": {"action": "decline"}}) == {
         "resultType": "complete"
     }
-    await talk.until(lambda: any(message.get("method") == "notifications/cancelled" for message in talk.heard))
+    await talk.until(lambda: any(message.get("method") == "notifications/cancelled" for message in talk.messages))
     assert replies == [Answered(raw({"action": "decline"}))]
     house.sent[0].finish(DONE)
     assert "result" in await talk.reply(1)
@@ -300,7 +300,7 @@ async def test_a_caller_that_left_has_not_answered() -> None:
     assert (await ask(house.talk(), "tasks/get", id))["status"] == "input_required"
 
 
-# -- what is told unasked ------------------------------------------------------------------------------------------
+# -- notifications -------------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_sent_about_a_task_before_its_caller_knows_of_it() -> None:
@@ -310,8 +310,8 @@ async def test_nothing_is_sent_about_a_task_before_its_caller_knows_of_it() -> N
     talk.say("notifications/initialized")
     house.hosted.stage.link.at_once = lambda inflight: inflight.finish(DONE)
     id = await begin(talk)
-    await talk.until(lambda: len(talk.heard) == 3)
-    answer, news = talk.heard[1:]
+    await talk.until(lambda: len(talk.messages) == 3)
+    answer, news = talk.messages[1:]
     assert answer["result"]["task"]["taskId"] == id
     assert (news["method"], news["params"]["status"]) == ("notifications/tasks/status", "completed")
 
@@ -323,7 +323,7 @@ async def test_progress_reaches_its_requester_and_log_lines_do_not() -> None:
     id = (await talk.ask("tools/call", params))["task"]["taskId"]
     house.sent[0].emit(LogMessage("info", {"level": raw("info"), "data": raw("x")}))
     house.sent[0].emit(PROGRESS)
-    assert talk.heard[1:] == [
+    assert talk.messages[1:] == [
         {
             "jsonrpc": "2.0",
             "method": "notifications/progress",
@@ -332,14 +332,14 @@ async def test_progress_reaches_its_requester_and_log_lines_do_not() -> None:
     ]
 
 
-async def test_what_is_reported_before_the_caller_knows_of_the_task_follows_its_answer() -> None:
+async def test_progress_before_the_task_is_acknowledged_follows_the_answer() -> None:
     house = House()
     talk = house.talk()
     house.hosted.stage.link.at_once = lambda inflight: inflight.emit(PROGRESS)
     params = {"name": "files.read", "arguments": {}, "task": {}, "_meta": {"progressToken": 7}}
     id = (await talk.ask("tools/call", params))["task"]["taskId"]
     house.sent[0].emit(PROGRESS)
-    assert [message["params"]["_meta"] for message in talk.heard[1:]] == [{RELATED: {"taskId": id}}] * 2
+    assert [message["params"]["_meta"] for message in talk.messages[1:]] == [{RELATED: {"taskId": id}}] * 2
 
 
 async def test_a_task_is_called_in_the_conversation_that_asked_for_it() -> None:
@@ -389,7 +389,9 @@ def _ask(house: House) -> None:
 
 
 @pytest.mark.parametrize(("do", "kind"), [(_finish, "complete"), (_ask, "input_required")])
-async def test_what_is_answered_while_the_task_is_written_becomes_none(do: Callable[[House], None], kind: str) -> None:
+async def test_a_call_that_ends_while_its_task_is_stored_becomes_no_task(
+    do: Callable[[House], None], kind: str
+) -> None:
     house = House(HeldJournal())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
@@ -409,7 +411,7 @@ def meta() -> dict[str, Any]:
     }
 
 
-async def test_a_call_whose_task_cannot_be_written_goes_on_as_what_it_was() -> None:
+async def test_a_call_whose_task_cannot_be_stored_continues_as_a_plain_call() -> None:
     house = House(HeldJournal())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
@@ -436,7 +438,7 @@ async def test_while_tasks_hold_half_of_a_server_no_call_becomes_one(monkeypatch
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": {**META, KEY: CAN}}, id="m")
     await until(lambda: len(seen) > 1)
-    assert (talk.heard, set(seen)) == ([], {False})
+    assert (talk.messages, set(seen)) == ([], {False})
     await ask(house.talk(), "tasks/cancel", task)
     assert (await talk.reply("m"))["result"]["resultType"] == "task"
 
@@ -463,7 +465,7 @@ async def test_a_server_that_decides_itself_is_left_to_it() -> None:
     assert not house.kept._slow._buckets
 
 
-async def test_switched_off_there_are_none() -> None:
+async def test_tasks_are_unavailable_when_switched_off() -> None:
     house = House()
     talk = house.talk()
     id = await begin(talk)
@@ -548,8 +550,8 @@ async def test_an_indistinguishable_caller_lists_the_tasks_of_this_conversation(
     house = House()
     one, other = house.talk(ANYBODY), house.talk(ANYBODY)
     for talk in (one, other):
-        told = (await talk.ask("initialize", {**HELLO, "capabilities": {}}, id="hello"))["capabilities"]["tasks"]
-        assert sorted(told) == ["cancel", "requests"]
+        response = (await talk.ask("initialize", {**HELLO, "capabilities": {}}, id="hello"))["capabilities"]["tasks"]
+        assert sorted(response) == ["cancel", "requests"]
     id = await begin(one)
     assert [task["taskId"] for task in (await one.ask("tasks/list", id="list"))["tasks"]] == [id]
     assert (await other.ask("tasks/list", id="list"))["tasks"] == []
@@ -558,11 +560,11 @@ async def test_an_indistinguishable_caller_lists_the_tasks_of_this_conversation(
 
 
 async def test_a_caller_with_a_key_gets_the_capability_of_listing_tasks() -> None:
-    told = await House().talk().ask("initialize", HELLO, id="hello")
-    assert sorted(told["capabilities"]["tasks"]) == ["cancel", "list", "requests"]
+    response = await House().talk().ask("initialize", HELLO, id="hello")
+    assert sorted(response["capabilities"]["tasks"]) == ["cancel", "list", "requests"]
 
 
-async def test_what_asks_for_a_task_must_be_understood() -> None:
+async def test_an_invalid_task_request_is_refused() -> None:
     house = House()
     assert await house.talk().ask("tools/call", {"name": "files.read", "task": []}) == -32602
     assert house.sent == []
@@ -584,14 +586,14 @@ async def test_a_subscription_follows_tasks_of_the_hubs_own() -> None:
     id = await begin(talk)
     params = {"notifications": {"taskIds": [id, "0" * 32]}, "_meta": meta()}
     talk.say("subscriptions/listen", params, id="s")
-    await talk.until(lambda: len(talk.heard) == 3)
-    acknowledged, told = talk.heard[1:]
+    await talk.until(lambda: len(talk.messages) == 3)
+    acknowledged, received = talk.messages[1:]
     assert acknowledged["params"]["notifications"]["taskIds"] == [id]
-    assert (told["method"], told["params"]["taskId"]) == ("notifications/tasks", id)
+    assert (received["method"], received["params"]["taskId"]) == ("notifications/tasks", id)
     talk.conversation.stop_notifying()
     house.sent[0].finish(DONE)
     await house.engine.wait_idle()
-    assert len(talk.heard) == 3
+    assert len(talk.messages) == 3
 
 
 # -- calls that wait for approval ----------------------------------------------------------------------------------
@@ -660,7 +662,7 @@ async def test_a_call_whose_task_cannot_be_stored_waits_on() -> None:
     house.journal.settle("refused")
     await turns()
     await house.allow(id)
-    assert talk.heard == []
+    assert talk.messages == []
     house.sent[0].finish(DONE)
     assert (await talk.reply("m"))["result"]["resultType"] == "complete"
 
@@ -675,7 +677,7 @@ async def test_a_caller_that_leaves_while_the_task_is_stored_leaves_no_task() ->
     await house.engine.wait_idle()
     await house.allow(id)
     assert house.sent == []
-    assert not [each for each in talk.heard if "result" in each]
+    assert not [each for each in talk.messages if "result" in each]
 
 
 async def test_no_call_becomes_a_task_while_the_hub_goes_away() -> None:

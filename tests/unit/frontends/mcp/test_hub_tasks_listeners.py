@@ -1,4 +1,4 @@
-"""Those who listen to a task of the hub's own: asked once, told what concerns them, and gone without a trace."""
+"""Listeners of the hub's tasks: asked once, notified of their own tasks, and removed without a trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def waiting(shop: Workshop, live: LiveTask, *can: str) -> tuple[ResultWaiter, In
     return ResultWaiter(shop.engine, inflight, live), inflight, caller
 
 
-async def test_a_waiting_caller_gets_the_result_and_listens_no_more() -> None:
+async def test_a_waiting_caller_gets_the_result_and_stops_listening() -> None:
     shop = Workshop()
     live = await begun(shop)
     _, _, caller = waiting(shop, live)
@@ -109,59 +109,59 @@ async def test_a_question_without_an_answerer_stays_open_for_one() -> None:
 
 
 def news_of(shop: Workshop, **more: Any) -> tuple[HubTaskNotifier, list[str], list[LiveTask], list[Progress]]:
-    told: list[str] = []
+    received: list[str] = []
     ended: list[LiveTask] = []
     reports: list[Progress] = []
 
     def tell(task: ServerTask, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
-        told.append(f"{task.state.status} {is_other}")
+        received.append(f"{task.state.status} {is_other}")
 
     shop.stage.hub.tasks.listen(ANYONE, "", tell)
     news = HubTaskNotifier(shop.stage.hub, ANYONE, SERVER, ended.append, report=reports.append, **more)
-    return news, told, ended, reports
+    return news, received, ended, reports
 
 
 async def test_nothing_is_sent_before_the_caller_knows_of_the_task() -> None:
     shop = Workshop()
-    news, told, ended, reports = news_of(shop, session="")
+    news, received, ended, reports = news_of(shop, session="")
     live = await begun(shop, news)
     shop.sent[0].emit(PROGRESS)
-    assert (told, reports) == ([], [])
+    assert (received, reports) == ([], [])
     news.start(live)
     shop.sent[0].emit(PROGRESS)
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
-    assert (told, ended, live.listeners) == (["completed True"], [live], {})
+    assert (received, ended, live.listeners) == (["completed True"], [live], {})
     related = [json.loads(bytes(report.members["_meta"])) for report in reports]
     assert related == [{RELATED: {"taskId": live.record.id}}] * 2  # the one from before is told once it may be
 
 
 async def test_a_task_that_ended_before_is_reported_at_once() -> None:
     shop = Workshop()
-    news, told, ended, _ = news_of(shop, session="")
+    news, received, ended, _ = news_of(shop, session="")
     shop.link.at_once = lambda inflight: inflight.finish(DONE)
     live = await begun(shop, news)
     await shop.engine.wait_idle()
-    assert (told, ended) == ([], [])
+    assert (received, ended) == ([], [])
     news.start(live)
-    assert (told, ended) == (["completed True"], [live])
+    assert (received, ended) == (["completed True"], [live])
 
 
 async def test_no_conversation_is_notified_of_a_call_that_became_a_task() -> None:
     shop = Workshop()
-    news, told, ended, _ = news_of(shop, session=None)
+    news, received, ended, _ = news_of(shop, session=None)
     live = await begun(shop, news)
     news.start(live)
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
-    assert (told, ended) == ([], [live])
+    assert (received, ended) == ([], [live])
 
 
 async def test_a_follower_of_a_task_is_notified_until_it_stops_or_the_task_ends() -> None:
     shop = Workshop()
     live = await begun(shop)
-    told: list[list[Any]] = [[], [], []]
-    one, other, late = [HubTaskFollower(live, heard.append) for heard in told]
+    received: list[list[Any]] = [[], [], []]
+    one, other, late = [HubTaskFollower(live, notified.append) for notified in received]
     one.start()
     other.start()
     shop.sent[0].emit(PROGRESS)
@@ -169,6 +169,6 @@ async def test_a_follower_of_a_task_is_notified_until_it_stops_or_the_task_ends(
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
     late.start()
-    statuses = [[json.loads(bytes(members["status"])) for members in heard] for heard in told]
+    statuses = [[json.loads(bytes(members["status"])) for members in notified] for notified in received]
     assert statuses == [["working", "completed"], ["working"], ["completed"]]
     assert live.listeners == {}

@@ -1,4 +1,4 @@
-"""How tasks of the hub's own are told: every state in the words of each era."""
+"""States of the hub's tasks, in the form of each era."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ended(outcome: Outcome) -> TaskRecord:
     return record(state_after(outcome), ending=stored_outcome(outcome))
 
 
-def told(result: Outcome) -> Any:
+def as_json(result: Outcome) -> Any:
     assert isinstance(result, Result)
     return json.loads(bytes(result.payload))
 
@@ -77,42 +77,46 @@ BOTH = msgspec.structs.replace(ASKING, besides=(StoredQuestion("roots/list", raw
     ],
 )
 def test_every_state_has_a_word_in_each_era(kept: TaskRecord, earlier: str, modern: str) -> None:
-    assert told(legacy_status(kept))["status"] == notified_state(kept).status == earlier
-    assert told(modern_status(kept))["status"] == modern
+    assert as_json(legacy_status(kept))["status"] == notified_state(kept).status == earlier
+    assert as_json(modern_status(kept))["status"] == modern
     assert notified_state(kept).is_terminal == kept.is_terminal
 
 
-def test_a_modern_task_brings_along_what_belongs_to_its_state() -> None:
-    assert told(modern_status(ASKING))["inputRequests"] == {"q3": {"method": "roots/list", "params": {"x": 1}}}
-    assert list(told(modern_status(BOTH))["inputRequests"]) == ["q3", "q5"]
-    assert told(modern_status(ended(DONE)))["result"] == {"resultType": "complete", "content": []}
-    error = told(modern_status(ended(REFUSED)))["error"]
+def test_a_modern_task_includes_the_members_of_its_state() -> None:
+    assert as_json(modern_status(ASKING))["inputRequests"] == {"q3": {"method": "roots/list", "params": {"x": 1}}}
+    assert list(as_json(modern_status(BOTH))["inputRequests"]) == ["q3", "q5"]
+    assert as_json(modern_status(ended(DONE)))["result"] == {"resultType": "complete", "content": []}
+    error = as_json(modern_status(ended(REFUSED)))["error"]
     assert (error["code"], error["message"], error["data"]["why"]) == (-32099, "not today", 1)
-    lost = told(modern_status(record("failed", ending=LOST)))["error"]
+    lost = as_json(modern_status(record("failed", ending=LOST)))["error"]
     assert (lost["code"], lost["data"]["executed"]) == (-32012, "unknown")
     for kept in (record(), ended(Cancelled("enough", executed="no"))):
-        assert told(modern_status(kept)).keys().isdisjoint({"inputRequests", "result", "error"})
+        assert as_json(modern_status(kept)).keys().isdisjoint({"inputRequests", "result", "error"})
 
 
 def test_a_task_begins_as_one_that_is_worked_on() -> None:
     for kept in (record(), ended(DONE)):
-        assert told(created_legacy(kept))["task"]["status"] == "working"
-        made = told(created_modern(kept))
+        assert as_json(created_legacy(kept))["task"]["status"] == "working"
+        made = as_json(created_modern(kept))
         assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 120_000)
 
 
 def test_a_task_that_was_not_sent_is_worked_on_and_says_that_it_waits() -> None:
     waiting = msgspec.structs.replace(record(), phase="waiting")
-    for state in (told(legacy_status(waiting)), told(modern_status(waiting)), told(created_legacy(waiting))["task"]):
+    for state in (
+        as_json(legacy_status(waiting)),
+        as_json(modern_status(waiting)),
+        as_json(created_legacy(waiting))["task"],
+    ):
         assert (state["status"], "not been sent" in state["statusMessage"]) == ("working", True)
-    assert "statusMessage" not in told(legacy_status(record()))
+    assert "statusMessage" not in as_json(legacy_status(record()))
 
 
-def test_the_result_is_what_the_call_would_have_been_answered() -> None:
+def test_the_result_of_a_task_is_that_of_the_call() -> None:
     related = {RELATED: {"taskId": ID}}
-    assert told(result_of(ended(DONE))) == {"content": [], "_meta": related}
+    assert as_json(result_of(ended(DONE))) == {"content": [], "_meta": related}
     typed = result_of(ended(TYPED))
-    assert told(typed)["_meta"] == {"a": 1, **related}
+    assert as_json(typed)["_meta"] == {"a": 1, **related}
     assert isinstance(typed, Result)
     assert typed.is_typed
     said_no = result_of(ended(SAID_NO))
@@ -126,7 +130,7 @@ def test_the_result_is_what_the_call_would_have_been_answered() -> None:
 
 def test_a_plain_servers_result_is_returned_as_a_result_of_mcp() -> None:
     kept = ended(Result(raw(7), is_bare=True))
-    for result in (told(result_of(kept)), told(modern_status(kept))["result"]):
+    for result in (as_json(result_of(kept)), as_json(modern_status(kept))["result"]):
         assert (result["content"], result["structuredContent"]) == ([{"type": "text", "text": "7"}], {"result": 7})
 
 

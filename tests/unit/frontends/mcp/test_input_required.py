@@ -1,4 +1,4 @@
-"""A modern caller is asked by the result of its call: it comes back to what is its own, once, and to nothing else."""
+"""A modern caller gets a question as its result, and continues its own call once, and no other call."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ async def test_a_call_that_was_sent_has_used_its_state_up_however_it_ended(askin
     assert is_refused(asking_hub.caller_request(state=state))
 
 
-async def test_what_may_be_given_again_is_kept_though_it_was_come_back_to(asking_hub: AskingHub) -> None:
+async def test_a_cacheable_result_is_cached_after_a_question(asking_hub: AskingHub) -> None:
     state = asking_hub.required(name="a:b", kind="resource").state
     asking_hub.caller_request("a:b", kind="resource", state=state)
     asking_hub.last.finish(Result(raw({"contents": []}), ttl_seconds=60.0))
@@ -548,7 +548,7 @@ async def test_a_caller_that_answers_a_part_is_asked_for_the_rest(asking_hub: As
     assert (len(answers), last.ends, len(asking_hub.client_input)) == (2, [], 0)
 
 
-async def test_what_a_server_asks_at_once_is_put_together() -> None:
+async def test_simultaneous_questions_are_one_result() -> None:
     asking_hub = AskingHub(gather_seconds=0.001)
     asked, answers = asking_hub.asked(FORM, ROOTS)
     assert asked.ends == []
@@ -603,7 +603,7 @@ async def test_an_outcome_that_is_never_fetched_is_forgotten(
     asked, _ = asking_hub.asked()
     asking_hub.last.finish(DONE)
     async with asyncio.timeout(SECONDS):
-        while len(asking_hub.client_input):  # noqa: ASYNC110 - it tells nobody
+        while len(asking_hub.client_input):  # noqa: ASYNC110 - it has no notification
             await asyncio.sleep(0.001)
     assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}))
 
@@ -690,7 +690,7 @@ async def test_a_call_that_is_not_suspended_is_not_counted(asking_hub: AskingHub
     )
 
 
-# -- questions that are not asked any more -----------------------------------------------------------------------------
+# -- retracted questions -----------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_to_a_retracted_question_resumes_the_call(asking_hub: AskingHub) -> None:
@@ -715,7 +715,7 @@ async def test_an_answer_to_a_retracted_question_gets_the_outcome_of_the_call(as
     assert (again.ends, answers) == ([DONE], [])
 
 
-async def test_of_several_questions_only_what_is_still_asked_is_asked_again(asking_hub: AskingHub) -> None:
+async def test_only_open_questions_are_asked_again(asking_hub: AskingHub) -> None:
     caller_request, answers = asking_hub.caller_request(), list[Reply]()
     first, _, third = [asking_hub.last.ask(question, answers.append) for question in (FORM, ROOTS, FORM)]
     assert first is not None

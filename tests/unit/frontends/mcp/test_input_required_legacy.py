@@ -84,7 +84,7 @@ def test_an_answer_is_taken_once(seat: Seat) -> None:
 
 
 @pytest.mark.parametrize("text", [b"5", b"null", b"[]", b'"accept"'])
-def test_what_is_no_answer_does_not_reach_the_server(seat: Seat, text: bytes) -> None:
+def test_an_invalid_answer_does_not_reach_the_server(seat: Seat, text: bytes) -> None:
     assert seat.asked.receive(Response(seat.ask(), msgspec.Raw(text)))
     assert seat.answers == [NO_ANSWER]
 
@@ -95,12 +95,12 @@ def test_a_refusal_reaches_the_server_unchanged(seat: Seat) -> None:
 
 
 def test_answers_in_any_order_find_their_questions(seat: Seat) -> None:
-    heard: dict[int, list[Reply]] = {number: [] for number in range(100)}
-    for answers in heard.values():
+    received: dict[int, list[Reply]] = {number: [] for number in range(100)}
+    for answers in received.values():
         seat.asked.ask(seat.stream, FORM, answers.append)
     for number, request in reversed(list(enumerate(seat.stream.read))):
         assert seat.asked.receive(Response(raw(request["id"]), raw({"number": number})))
-    for number, (answer,) in heard.items():
+    for number, (answer,) in received.items():
         assert isinstance(answer, Answered)
         assert json.loads(bytes(answer.result)) == {"number": number}
 
@@ -194,7 +194,7 @@ def test_there_is_nothing_to_seal_for_an_earlier_caller(seat: Seat) -> None:
     assert seat.asked.seal(call(), DONE) is DONE
 
 
-def test_what_relates_to_a_task_is_asked_and_answered_under_each_ends_own_id(seat: Seat) -> None:
+def test_questions_of_a_task_use_each_ends_own_task_id(seat: Seat) -> None:
     meta = {"io.modelcontextprotocol/related-task": {"taskId": "t"}}
     id = seat.ask(Question("elicitation/create", raw({"message": "?", "_meta": meta}), SERVER))
     asked = seat.stream.read[-1]["params"]["_meta"]

@@ -1,4 +1,4 @@
-"""What is parked is bounded in calls and in bytes, and is given back when it goes."""
+"""Suspended calls are bounded in number and bytes, and release both when they end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_one_calls_questions_are_bounded_and_each_that_ends_makes_room(mon
     assert (list(parked.questions), place.kept[0], parked.size_bytes) == (["q3"], SIZE, SIZE)
 
 
-async def test_what_is_kept_for_one_caller_is_bounded_and_leaves_others_their_room(
+async def test_suspended_bytes_of_one_caller_are_bounded_and_leave_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "STORED_EACH_BYTES_MAX", 2 * SIZE)
@@ -66,7 +66,7 @@ async def test_what_is_kept_for_one_caller_is_bounded_and_leaves_others_their_ro
     assert place.kept == (3 * SIZE, {owner_of(call()): 2 * SIZE, owner_of(call(caller=OTHER)): SIZE})
 
 
-async def test_what_is_kept_in_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_suspended_bytes_are_bounded_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STORED_BYTES_MAX", 2 * SIZE)
     place = Place()
     parked = [place.park(caller) for caller in (ANYONE, OTHER, ANYONE)]
@@ -79,7 +79,7 @@ async def test_what_is_kept_in_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert len(place.answers) == 2
 
 
-async def test_whatever_a_call_kept_is_given_back_when_it_goes() -> None:
+async def test_a_removed_call_releases_its_bytes() -> None:
     place = Place()
     parked = place.park()
     place.ask(parked)
@@ -99,7 +99,7 @@ def size_of(outcome: Outcome) -> int:
     [DONE, TimedOut(SERVER, 30.0, executed="unknown"), ServerError(SERVER, -1, "no")],
     ids=lambda outcome: type(outcome).__name__,
 )
-async def test_an_end_is_kept_if_there_is_room_and_else_that_there_was_none(
+async def test_an_outcome_is_stored_if_there_is_room_and_else_an_error(
     outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place()
@@ -133,7 +133,7 @@ async def test_an_outcome_that_is_sent_at_once_needs_no_room(monkeypatch: pytest
     assert (ends, parked.inflight) == ([DONE], None)
 
 
-async def test_what_is_no_answer_leaves_the_question_open() -> None:
+async def test_an_invalid_answer_leaves_the_question_open() -> None:
     place = Place()
     parked = place.park()
     place.ask(parked)

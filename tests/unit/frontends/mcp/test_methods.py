@@ -1,4 +1,4 @@
-"""What the hub says of itself, and the calls it makes of requests."""
+"""The hub's description of itself, and the calls that it makes from requests."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ async def test_an_initializing_client_learns_which_hubs_are_here_and_behind(era:
     hosted.hub.publish(ServerStatus(ServerName("web"), "ready", is_settled=True, hubs={"another": 0, "far": 2}))
     method = "initialize" if era == "legacy" else "server/discover"
     params: dict[str, Any] = {"protocolVersion": "2025-11-25"} if era == "legacy" else {"_meta": META}
-    told = await hosted.mcp_methods.answer(
+    response = await hosted.mcp_methods.answer(
         Request(ID, method, members(params)), McpClient(hosted.hub, ANYONE, EVERYTHING), era
     )
-    hubs = json.loads(told.body)["result"]["_meta"]["isthmus/hubs"]
+    hubs = json.loads(response.body)["result"]["_meta"]["isthmus/hubs"]
     assert hubs == {hosted.hub.id: 0, "another": 1, "far": 3}
 
 
@@ -161,7 +161,7 @@ def test_small_words() -> None:
     assert call_reply(ID, DONE, "legacy").code is None
 
 
-def test_what_a_caller_can_be_asked_is_said_with_each_modern_request_and_once_in_the_earlier_era() -> None:
+def test_client_capabilities_come_with_each_modern_request_and_once_in_legacy() -> None:
     can: dict[str, Any] = {"elicitation": {}}
     modern = Request(ID, "tools/list", members({"_meta": {"io.modelcontextprotocol/clientCapabilities": can}}))
     greeting = Request(ID, "initialize", members({"capabilities": can}))

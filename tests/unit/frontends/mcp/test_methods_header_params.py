@@ -1,4 +1,4 @@
-"""What headers claim of arguments is held against the tool that the caller sees."""
+"""Arguments repeated in headers are compared with the tool that the caller sees."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_caller_that_may_not_see_a_tool_learns_nothing_of_its_annotations() ->
     assert HeaderParamCheck().find_mismatch(call("routed.nothing"), SNAPSHOT, {}) is None
 
 
-def test_what_is_remembered_of_descriptions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_descriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "KNOWN_SCHEMAS_MAX", 1)
     asked = HeaderParamCheck()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Pages of a caller's tasks: what is asked for them, of whom, and what is listed if nobody answers."""
+"""Pages of a caller's tasks: the requests to servers, and the list if a server does not answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def page(
     return None if result is None else msgspec.json.decode(result)
 
 
-async def test_anyone_is_listed_what_it_asked_for_in_the_same_conversation() -> None:
+async def test_anonymous_callers_list_tasks_of_their_own_conversation() -> None:
     anybody = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
     host = Hosted(ready(tool(), abilities=ABLE))
     for session in ("one", "other", ""):
@@ -91,7 +91,7 @@ async def test_those_that_run_are_asked_about_and_those_that_ended_are_not() -> 
     assert (asked.call.client_caps, asked.call.session) == (frozenset({"roots"}), "s")
 
 
-async def test_what_its_server_disowns_is_not_listed_and_what_it_does_not_answer_is() -> None:
+async def test_disowned_tasks_are_not_listed_and_unanswered_ones_are() -> None:
     host = hosted("gone", "late", "full", "odd")
     ending(
         host,
@@ -105,7 +105,7 @@ async def test_what_its_server_disowns_is_not_listed_and_what_it_does_not_answer
     assert [task.state.id for task in host.hub.tasks.of(ANYONE)] == ["late", "full", "odd"]
 
 
-async def test_what_another_conversation_asked_for_is_not_forgotten_for_it() -> None:
+async def test_a_listing_forgets_only_tasks_of_its_own_conversation() -> None:
     host = hosted()
     host.hub.tasks.made(ANYONE, SERVER, None, state("1"), session="x")
     ending(host, **{"1": ServerError(SERVER, -32602, "no such task")})

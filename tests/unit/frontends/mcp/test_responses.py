@@ -54,7 +54,7 @@ def test_a_pause_is_sent_in_milliseconds_at_most() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "received"),
     [
         ({"hint": [1]}, {"hint": [1], "executed": "yes", "reason": "server_error", "server": "files"}),
         (
@@ -65,14 +65,14 @@ def test_a_pause_is_sent_in_milliseconds_at_most() -> None:
         ({}, {"executed": "yes", "reason": "server_error", "server": "files"}),
     ],
 )
-def test_a_servers_own_data_is_kept_and_ours_added(own: object, told: dict[str, Any]) -> None:
-    assert json.loads(data_of(ServerError(FILES, 1, "no", raw(own)))) == told
+def test_a_servers_own_data_is_kept_and_ours_added(own: object, received: dict[str, Any]) -> None:
+    assert json.loads(data_of(ServerError(FILES, 1, "no", raw(own)))) == received
 
 
 def test_a_server_cannot_speak_for_the_hub() -> None:
     forged = msgspec.Raw(b'{"executed":"no","server":"other","detail":1}')
-    told = msgspec.json.decode(data_of(fault_table.ServerError(FILES, -32000, "no", forged)))
-    assert told == {
+    received = msgspec.json.decode(data_of(fault_table.ServerError(FILES, -32000, "no", forged)))
+    assert received == {
         "executed": "yes",
         "reason": "server_error",
         "server": "files",

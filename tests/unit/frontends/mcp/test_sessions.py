@@ -24,7 +24,7 @@ OTHER = Caller("other", "default", Grants(("*",)))
 
 
 class RecordingStream:
-    """A stream that remembers what was told on it."""
+    """A stream that records its messages."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
@@ -114,25 +114,25 @@ async def test_ending_a_session_cancels_its_calls_and_one_with_calls_is_not_idle
 
 
 async def test_the_end_of_a_session_is_reported_when_its_calls_have_ended() -> None:
-    heard: list[tuple[str, bool]] = []
+    received: list[tuple[str, bool]] = []
     inflight, listener = Stage().start()
-    sessions = HttpSessions(on_close=lambda id: heard.append((id, bool(listener.ends))))
+    sessions = HttpSessions(on_close=lambda id: received.append((id, bool(listener.ends))))
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     session.track(b"1", inflight, None)
     sessions.close(session)
-    assert heard == [(session.id, True)]
+    assert received == [(session.id, True)]
 
 
 async def test_a_call_that_ended_is_let_go_and_one_of_the_same_id_is_kept() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     stage = Stage()
     (first, _), (second, _) = stage.start(), stage.start()
-    told: list[str] = []
-    end_first = session.track(b"1", first, lambda: told.append("first"))
+    received: list[str] = []
+    end_first = session.track(b"1", first, lambda: received.append("first"))
     end_second = session.track(b"1", second, None)
     first.finish(DONE)
     end_first()
-    assert (session.calls, told) == ({b"1": second}, ["first"])
+    assert (session.calls, received) == ({b"1": second}, ["first"])
     end_second()
     assert session.calls == {}
 
@@ -152,15 +152,15 @@ def test_a_caller_with_many_sessions_crowds_out_only_its_own(monkeypatch: pytest
 
 def test_updates_are_sent_on_the_open_stream_and_missed_ones_first() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
-    told = RecordingStream()
+    received = RecordingStream()
     for uri in ("b", "a", "b"):
         session.resource_updated(uri)
-    session.open_stream(told.listener)
-    assert told.uris == ["b", "a"]
+    session.open_stream(received.listener)
+    assert received.uris == ["b", "a"]
     session.resource_updated("c")
-    session.streams.remove(told.listener)
+    session.streams.remove(received.listener)
     session.resource_updated("d")
-    assert (told.uris, list(session.unsent_updates)) == (["b", "a", "c"], ["d"])
+    assert (received.uris, list(session.unsent_updates)) == (["b", "a", "c"], ["d"])
 
 
 def test_an_unfollowed_resource_is_notified_neither_late_nor_again() -> None:
@@ -168,7 +168,7 @@ def test_an_unfollowed_resource_is_notified_neither_late_nor_again() -> None:
     first, second, third = RecordingStream(), RecordingStream(), RecordingStream()
     session.open_stream(first.listener)
     session.resource_updated("a")
-    heard = first.last_id
+    received = first.last_id
     session.resource_updated("b")
     session.resource_updated("c")
     session.streams.remove(first.listener)
@@ -176,9 +176,9 @@ def test_an_unfollowed_resource_is_notified_neither_late_nor_again() -> None:
     session.resource_updated("e")
     for uri in ("c", "d"):
         session.forget_resource(uri)
-    session.open_stream(second.listener, heard)
+    session.open_stream(second.listener, received)
     assert second.uris == ["b", "e"]
-    session.open_stream(third.listener, heard)
+    session.open_stream(third.listener, received)
     assert third.uris == ["b", "e"]
 
 
@@ -188,7 +188,7 @@ def test_of_two_streams_the_later_one_gets_events_and_the_earlier_takes_over_whe
     session.open_stream(old.listener)
     session.open_stream(new.listener)
     session.resource_updated("a")
-    assert [session.list_changed("tools", told.listener) for told in (old, new)] == [False, True]
+    assert [session.list_changed("tools", received.listener) for received in (old, new)] == [False, True]
     session.streams.remove(new.listener)
     session.resource_updated("b")
     assert session.list_changed("tools", old.listener)
@@ -206,16 +206,16 @@ def test_a_stream_that_ends_before_the_later_one_changes_nothing() -> None:
     assert (old.uris, new.uris) == ([], ["a"])
 
 
-def test_a_client_with_a_last_event_id_gets_the_rest_and_then_what_happened_meanwhile() -> None:
+def test_a_client_with_a_last_event_id_gets_missed_and_later_events() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     first, second, third = RecordingStream(), RecordingStream(), RecordingStream()
     session.open_stream(first.listener)
     session.resource_updated("a")
-    heard = first.last_id
+    received = first.last_id
     session.resource_updated("b")  # into a connection that had broken
     session.streams.remove(first.listener)
     session.resource_updated("c")
-    session.open_stream(second.listener, heard)
+    session.open_stream(second.listener, received)
     assert second.uris == ["b", "c"]
     session.open_stream(third.listener, second.last_id)
     assert third.uris == []
@@ -228,7 +228,7 @@ def test_a_session_that_listens_is_in_use() -> None:
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
 
 
-async def test_a_session_that_ends_wants_nothing_any_more() -> None:
+async def test_a_session_that_ends_drops_its_subscriptions() -> None:
     hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     session.subscriptions = CallerSubscriptions(McpClient(hosted.hub, ANYONE, EVERYTHING), session.resource_updated)
@@ -239,12 +239,12 @@ async def test_a_session_that_ends_wants_nothing_any_more() -> None:
 
 
 def test_a_session_that_ends_ends_its_streams() -> None:
-    sessions, told = HttpSessions(), [RecordingStream(), RecordingStream()]
+    sessions, received = HttpSessions(), [RecordingStream(), RecordingStream()]
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    for each in told:
+    for each in received:
         session.open_stream(each.listener)
     sessions.close(session)
-    assert [each.ends for each in told] == [1, 1]
+    assert [each.ends for each in received] == [1, 1]
 
 
 def test_every_unused_session_is_swept_also_behind_one_that_is_in_use() -> None:
@@ -264,7 +264,7 @@ def test_only_the_latest_legacy_version_knows_of_streams_that_end_early(version:
     assert HttpSessions().open(ANYONE, EVERYTHING, 0.0, version).can_resume is can_resume
 
 
-def test_the_sessions_of_one_caller_share_what_may_be_kept_for_it() -> None:
+def test_the_sessions_of_one_caller_share_a_store() -> None:
     sessions = HttpSessions()
     one, two = (sessions.open(ANYONE, EVERYTHING, 0.0) for _ in range(2))
     assert one.store is two.store
@@ -307,26 +307,26 @@ def tasks(*ids: str) -> list[ServerTask]:
 
 
 def test_the_status_of_a_task_is_sent_on_the_stream_or_when_there_is_one() -> None:
-    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), RecordingStream()
+    session, received = HttpSessions().open(ANYONE, EVERYTHING, 0.0), RecordingStream()
     (task,) = tasks("t")
     session.task_changed(task)
     session.task_changed(task)
-    session.open_stream(told.listener)
+    session.open_stream(received.listener)
     session.task_changed(task)
-    assert [chunk.count(b"notifications/tasks/status") for chunk in told.chunks] == [1, 1]
-    assert public_id(ANYONE, SERVER, "t").encode() in told.chunks[-1]
+    assert [chunk.count(b"notifications/tasks/status") for chunk in received.chunks] == [1, 1]
+    assert public_id(ANYONE, SERVER, "t").encode() in received.chunks[-1]
 
 
 def test_of_tasks_without_a_listener_the_latest_are_remembered() -> None:
-    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), RecordingStream()
+    session, received = HttpSessions().open(ANYONE, EVERYTHING, 0.0), RecordingStream()
     for task in tasks(*map(str, range(UNSENT_TASKS_MAX + 1))):
         session.task_changed(task)
-    session.open_stream(told.listener)
-    assert len(told.chunks) == UNSENT_TASKS_MAX
-    assert public_id(ANYONE, SERVER, "1").encode() in told.chunks[0]
+    session.open_stream(received.listener)
+    assert len(received.chunks) == UNSENT_TASKS_MAX
+    assert public_id(ANYONE, SERVER, "1").encode() in received.chunks[0]
 
 
-async def test_a_session_that_ends_gets_no_task_status_any_more() -> None:
+async def test_a_session_that_ends_gets_no_task_status() -> None:
     hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     session.task_status = TaskStatusNotifier(McpClient(hosted.hub, ANYONE, EVERYTHING), session.task_changed)

@@ -1,4 +1,4 @@
-"""What can be said of tasks on the MCP frontend."""
+"""Settings of tasks on the MCP frontend."""
 
 from __future__ import annotations
 

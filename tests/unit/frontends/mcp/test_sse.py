@@ -1,4 +1,4 @@
-"""MCP over HTTP+SSE, request by request: whose a session is, how many there may be, and when one is over."""
+"""MCP over HTTP+SSE, request by request: owners of sessions, their number, and their end."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Stream:
         self.address = client.pushed[0].partition(b"data: ")[2].strip().decode()
 
     @property
-    def told(self) -> list[Any]:
+    def messages(self) -> list[Any]:
         return events(self.client.pushed[1:])
 
     async def reply(self, id: int) -> Any:
-        await self.client.until(lambda: any(message.get("id") == id for message in self.told))
-        return next(message for message in self.told if message.get("id") == id)
+        await self.client.until(lambda: any(message.get("id") == id for message in self.messages))
+        return next(message for message in self.messages if message.get("id") == id)
 
 
 class HttpFrontend:
@@ -130,7 +130,7 @@ async def test_another_callers_session_is_as_unknown_as_one_that_never_was(front
         foreign = await frontend.http_request(method, stream.address, PING, key="other")
         unknown = await frontend.http_request(method, f"{MESSAGES_PATH}?sessionId=none", PING, key="other")
         assert foreign.answers == unknown.answers
-        assert (foreign.status, stream.told, len(frontend.sse)) == (404, [], 1)
+        assert (foreign.status, stream.messages, len(frontend.sse)) == (404, [], 1)
         assert (await frontend.http_request(method, stream.address, PING, key="nobody")).status == 401
 
 
@@ -160,7 +160,7 @@ async def test_a_caller_that_leaves_withdraws_its_calls(frontend: HttpFrontend) 
 # -- how many ----------------------------------------------------------------------------------------------------
 
 
-async def test_one_caller_may_have_so_many_streams_and_no_more(
+async def test_a_stream_over_the_limit_of_its_caller_is_refused(
     frontend: HttpFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 2)
@@ -231,5 +231,5 @@ async def test_idle_sessions_are_looked_for_while_there_are_any(
         session.used_at -= LATE
         await stream.client.until(lambda: bool(stream.client.ended))
     async with asyncio.timeout(SECONDS):
-        while frontend.sse._sweeping is not None:  # noqa: ASYNC110 - a timer tells nobody
+        while frontend.sse._sweeping is not None:  # noqa: ASYNC110 - a timer has no notification
             await asyncio.sleep(0)

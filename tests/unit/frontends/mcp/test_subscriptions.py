@@ -1,4 +1,4 @@
-"""What one caller wants beside its calls: bounded, honoured by its servers, and given up for good."""
+"""Subscriptions of one caller: bounded, forwarded to servers, and ended for good."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.unit.frontends.mcp.doubles import NOTES, Hosted
 
 
 def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[CallerSubscriptions, list[str]]:
-    told: list[str] = []
-    return CallerSubscriptions(McpClient(hosted.hub, caller, EVERYTHING), told.append), told
+    received: list[str] = []
+    return CallerSubscriptions(McpClient(hosted.hub, caller, EVERYTHING), received.append), received
 
 
 async def test_an_update_is_sent_as_the_caller_spelt_it() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     for uri in (NOTES, f"isthmus://hub/files/{NOTES}"):
         assert await interests.subscribe(uri) is None
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES, f"isthmus://hub/files/{NOTES}"]
+    assert received == [NOTES, f"isthmus://hub/files/{NOTES}"]
     assert hosted.announcer.asked == [f"+{NOTES}"]
 
 
-async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
+async def test_a_caller_cannot_subscribe_to_hidden_resources() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted, Caller("limited", "default", Grants(("files.read",))))
     assert isinstance(await interests.subscribe(NOTES), UnknownResource)
@@ -51,23 +51,23 @@ async def test_of_a_resource_that_the_caller_no_longer_sees_no_update_is_sent(gr
     hosted = Hosted()
     server_status = hosted.hub.snapshot.server_statuses[SERVER]
     hosted.hub.publish(msgspec.structs.replace(server_status, rules=ToolRules(tags={NOTES: ("open",)})))
-    interests, told = wanting(hosted, Caller("limited", "default", grants))
+    interests, received = wanting(hosted, Caller("limited", "default", grants))
     assert await interests.subscribe(NOTES) is None
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
     hosted.hub.publish(msgspec.structs.replace(server_status, rules=then))
     interests._feed._flush_again()
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
 
 
 async def test_of_an_unlisted_resource_updates_are_sent_as_before() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     assert await interests.subscribe(NOTES) is None
     hosted.hub.publish(msgspec.structs.replace(hosted.hub.snapshot.server_statuses[SERVER], resources=()))
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
 
 
 async def test_the_callers_servers_are_those_that_it_may_see() -> None:
@@ -78,16 +78,16 @@ async def test_the_callers_servers_are_those_that_it_may_see() -> None:
 
 async def test_following_twice_is_following_once() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     assert (await interests.subscribe(NOTES), await interests.subscribe(NOTES)) == (None, None)
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
     interests.unsubscribe(NOTES)
     interests.unsubscribe(NOTES)
     assert hosted.is_forgotten()
 
 
-async def test_what_is_not_followed_any_more_or_could_not_be_is_to_be_forgotten() -> None:
+async def test_ended_and_refused_subscriptions_are_forgotten() -> None:
     hosted, forgotten = Hosted(), list[str]()
     interests = CallerSubscriptions(
         McpClient(hosted.hub, ANYONE, EVERYTHING), lambda _: None, on_unsubscribe=forgotten.append
@@ -110,7 +110,7 @@ async def test_a_refusal_can_be_followed_by_another_try() -> None:
     assert await interests.subscribe(NOTES) is None
 
 
-async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subscriptions_of_one_caller_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
     hosted = Hosted()
     interests, _ = wanting(hosted)
@@ -119,7 +119,7 @@ async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest
     assert len(hosted.announcer.asked) == 2
 
 
-async def test_there_is_an_end_to_the_names_of_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subscribed_uris_of_one_caller_are_bounded_in_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIBED_LENGTH_MAX", 100)
     hosted = Hosted()
     interests, _ = wanting(hosted)
@@ -142,7 +142,7 @@ async def test_a_name_longer_than_any_that_is_listed_cannot_be_followed() -> Non
 
 async def test_two_callers_want_their_own() -> None:
     hosted = Hosted()
-    (one, heard), (two, also) = wanting(hosted), wanting(hosted)
+    (one, received), (two, also) = wanting(hosted), wanting(hosted)
     await one.subscribe(NOTES)
     await two.subscribe(NOTES)
     one.set_level("error")
@@ -150,7 +150,7 @@ async def test_two_callers_want_their_own() -> None:
     assert hosted.level() == "info"
     two.close()
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert (hosted.level(), heard, also) == ("error", [NOTES], [])
+    assert (hosted.level(), received, also) == ("error", [NOTES], [])
     one.close()
     assert hosted.is_forgotten()
     assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
@@ -169,7 +169,7 @@ async def test_a_caller_without_a_level_must_miss_nothing() -> None:
     assert hosted.level() == "error"
 
 
-async def test_a_caller_that_has_left_wants_nothing_whatever_is_read_late() -> None:
+async def test_late_messages_of_a_departed_caller_subscribe_to_nothing() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted)
     interests.close()
@@ -181,20 +181,20 @@ async def test_a_caller_that_has_left_wants_nothing_whatever_is_read_late() -> N
 
 async def test_a_storm_of_updates_is_sent_once_and_nothing_after_an_unsubscribe() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     await interests.subscribe(NOTES)
     for _ in range(1000):
         hosted.hub.subscriptions.updated(SERVER, NOTES)
     interests.unsubscribe(NOTES)
     await interests.subscribe("file:///other")
     hosted.hub.subscriptions.updated(SERVER, "file:///other")
-    assert told == [NOTES, "file:///other"]
+    assert received == [NOTES, "file:///other"]
     interests.close()
 
 
 async def test_an_update_that_waits_when_its_subscription_is_replaced_is_sent_by_the_next_one() -> None:
     hosted = Hosted()
-    (first, heard), (other, others) = wanting(hosted), wanting(hosted, Caller("other", "default", Grants(("*",))))
+    (first, received), (other, others) = wanting(hosted), wanting(hosted, Caller("other", "default", Grants(("*",))))
     await first.subscribe(NOTES)
     for _ in range(2):  # the second update waits, because the first one has just been sent
         hosted.hub.subscriptions.updated(SERVER, NOTES)
@@ -203,7 +203,7 @@ async def test_an_update_that_waits_when_its_subscription_is_replaced_is_sent_by
     await elsewhere.subscribe("file:///other")
     await other.subscribe(NOTES)
     first.close()
-    assert (heard, later, nothing, others) == ([NOTES], [NOTES], [], [])
+    assert (received, later, nothing, others) == ([NOTES], [NOTES], [], [])
     for each in (following, elsewhere, other):
         each.close()
 

@@ -1,4 +1,4 @@
-"""Who is told that the list changed: the first at once, then once a second, and never for nothing."""
+"""Notifications of changed lists: the first at once, then one a second, and never without a change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ALL = Grants(("*",))
 
 
 class CountingFeed:
-    """Counts what it is told."""
+    """Counts its notifications."""
 
     def __init__(self) -> None:
         self.topics: list[Topic] = []
-        self.heard = asyncio.Event()
+        self.has_news = asyncio.Event()
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class CountingFeed:
 
     def __call__(self, topic: Topic) -> None:
         self.topics.append(topic)
-        self.heard.set()
+        self.has_news.set()
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def the_time_comes(feed: ListChangeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the time pass after which what was put off is told."""
+    """Let the time pass after which delayed notifications are sent."""
     while feed._timer is None:  # noqa: ASYNC110 - after long work, the hub notifies in the next turn
         await asyncio.sleep(0)
     feed._timer.cancel()
@@ -94,7 +94,7 @@ async def test_a_caller_with_an_old_list_is_notified_at_once() -> None:
     assert ear.count == 1
 
 
-async def test_a_closed_feed_sends_nothing_not_even_what_was_delayed() -> None:
+async def test_a_closed_feed_sends_nothing_delayed_or_new() -> None:
     stage, ear = Stage(), CountingFeed()
     feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["tools"])
     stage.hub.publish(ready(tool("a")))
@@ -157,16 +157,16 @@ async def test_a_client_with_capabilities_is_notified_of_its_own_list_and_of_not
 
 
 class Reader:
-    """A caller that takes what it is told, or does not."""
+    """A caller that reads its notifications, or does not."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.is_crowded = False
-        self.feed = ResourceUpdateFeed(self.told.append, lambda: self.is_crowded)
+        self.feed = ResourceUpdateFeed(self.notified.append, lambda: self.is_crowded)
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(30):
-            while len(self.told) < count:  # noqa: ASYNC110 (a list tells nobody)
+            while len(self.notified) < count:  # noqa: ASYNC110 (a list has no notification)
                 await asyncio.sleep(0.001)
 
 
@@ -174,7 +174,7 @@ async def test_updates_are_sent_at_once_and_in_order() -> None:
     reader = Reader()
     for uri in ("b", "a", "c"):
         reader.feed.updated(uri)
-    assert reader.told == ["b", "a", "c"]
+    assert reader.notified == ["b", "a", "c"]
     reader.feed.close()
 
 
@@ -184,9 +184,9 @@ async def test_a_storm_of_updates_is_sent_once_and_later_ones_come_after_it() ->
         reader.feed.updated("a")
     reader.feed.updated("b")
     reader.feed.updated("a")
-    assert reader.told == ["a"]
+    assert reader.notified == ["a"]
     await reader.until(3)
-    assert reader.told == ["a", "a", "b"]
+    assert reader.notified == ["a", "a", "b"]
     reader.feed.close()
 
 
@@ -196,10 +196,10 @@ async def test_an_update_that_the_caller_has_not_read_is_not_sent_again() -> Non
     for _ in range(100):
         for uri in ("a", "b"):
             reader.feed.updated(uri)
-    assert (reader.told, len(reader.feed._unsent)) == ([], 2)
+    assert (reader.notified, len(reader.feed._unsent)) == ([], 2)
     reader.is_crowded = False
     await reader.until(2)
-    assert reader.told == ["a", "b"]
+    assert reader.notified == ["a", "b"]
     reader.feed.close()
 
 
@@ -211,7 +211,7 @@ async def test_unsubscribed_updates_are_not_sent() -> None:
     reader.feed.forget("a")
     reader.is_crowded = False
     await reader.until(1)
-    assert reader.told == ["b"]
+    assert reader.notified == ["b"]
     reader.feed.updated("b")
     reader.feed.close()
     assert reader.feed._timer is not None

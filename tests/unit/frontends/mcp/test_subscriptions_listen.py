@@ -20,8 +20,10 @@ MARK = {SUBSCRIPTION_KEY: 9007199254740993}
 
 
 def streaming() -> tuple[SubscriptionStream, list[Any]]:
-    told: list[Any] = []
-    return SubscriptionStream(raw(9007199254740993), lambda text: told.append(json.loads(text)), frame=bytes), told
+    received: list[Any] = []
+    return SubscriptionStream(
+        raw(9007199254740993), lambda text: received.append(json.loads(text)), frame=bytes
+    ), received
 
 
 def subscribing(hosted: Hosted) -> ListenSubscription:
@@ -30,25 +32,25 @@ def subscribing(hosted: Hosted) -> ListenSubscription:
 
 
 def test_updates_wait_for_the_acknowledgement_each_once() -> None:
-    stream, told = streaming()
+    stream, received = streaming()
     for uri in ("a", "b", "a"):
         stream.resource_updated(uri)
-    assert told == []
+    assert received == []
     acknowledged = json.loads(stream.acknowledgement(ListenFilter(frozenset({"tools"}), ("a",))))
     assert acknowledged["params"] == {
         "_meta": MARK,
         "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a"]},
     }
     stream.release()
-    assert [message["params"] for message in told] == [{"uri": "a", "_meta": MARK}, {"uri": "b", "_meta": MARK}]
+    assert [message["params"] for message in received] == [{"uri": "a", "_meta": MARK}, {"uri": "b", "_meta": MARK}]
     stream.resource_updated("c")
-    assert told[2]["params"]["uri"] == "c"
+    assert received[2]["params"]["uri"] == "c"
 
 
 def test_a_change_names_its_list_and_the_last_word_is_the_answer() -> None:
-    stream, told = streaming()
+    stream, received = streaming()
     stream.list_changed("resources")
-    assert told == [
+    assert received == [
         {"jsonrpc": "2.0", "method": "notifications/resources/list_changed", "params": {"_meta": MARK}},
     ]
     assert json.loads(stream.final_result()) == {
@@ -66,7 +68,7 @@ def test_over_http_everything_is_an_event() -> None:
     assert [message["params"]["uri"] for message in events(pushed)] == ["a"]
 
 
-async def test_only_what_its_servers_agree_to_is_honoured() -> None:
+async def test_only_subscriptions_accepted_by_servers_are_honoured() -> None:
     hosted = Hosted()
     subscription = subscribing(hosted)
     wanted = ListenFilter(frozenset({"tools"}), (NOTES, "file:///other"))
@@ -84,7 +86,7 @@ async def test_no_list_is_honoured_that_no_server_has() -> None:
     assert await subscription.open(wanted) == ListenFilter(frozenset({"resources"}), (NOTES,))
 
 
-async def test_a_server_that_says_nothing_costs_what_it_has_and_the_others_are_honoured(
+async def test_a_silent_server_costs_only_its_own_subscriptions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SUBSCRIBE_SECONDS", 0.5)
@@ -102,7 +104,7 @@ async def test_a_server_that_says_nothing_costs_what_it_has_and_the_others_are_h
     assert hosted.is_forgotten()
 
 
-async def test_there_is_an_end_to_what_one_subscription_may_name() -> None:
+async def test_resources_of_one_subscription_are_bounded() -> None:
     hosted = Hosted()
     subscription = subscribing(hosted)
     wanted = ListenFilter(frozenset(), tuple(f"file:///{n}" for n in range(SUBSCRIPTIONS_MAX + 10)))

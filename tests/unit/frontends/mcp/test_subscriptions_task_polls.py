@@ -35,13 +35,13 @@ def hosted(ability: Ability = "task_handles") -> Hosted:
 
 
 class Following:
-    """A subscription to one task, and what it was told."""
+    """A subscription to one task, and its notifications."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
         monkeypatch.setattr(module, "POLL_SECONDS_MIN", 0.0)
         self.host = hosted()
-        self.told: list[dict[str, Any]] = []
+        self.notified: list[dict[str, Any]] = []
         self.polls = TaskPoller(McpClient(self.host.hub, ANYONE, EVERYTHING, PROFILE), self.tell)
 
     async def begin(self) -> Following:
@@ -50,7 +50,7 @@ class Following:
         return self
 
     def tell(self, members: Mapping[str, Payload]) -> None:
-        self.told.append({key: json.loads(bytes(value)) for key, value in members.items()})
+        self.notified.append({key: json.loads(bytes(value)) for key, value in members.items()})
 
     @property
     def asked(self) -> int:
@@ -63,7 +63,7 @@ class Following:
     async def again(self, times: int) -> None:
         """Wait until the server was asked so often."""
         async with asyncio.timeout(SECONDS):
-            while self.asked < times:  # noqa: ASYNC110 - a link tells nobody
+            while self.asked < times:  # noqa: ASYNC110 - a link has no notification
                 await asyncio.sleep(0)
 
 
@@ -76,7 +76,7 @@ async def test_a_task_is_sent_as_it_stands_and_whenever_that_changes(monkeypatch
     one.answer(statusMessage="soon", pollIntervalMs=1)
     await one.again(4)
     one.answer(status="completed", result={"content": []})
-    assert one.told == [
+    assert one.notified == [
         {"taskId": MINE, "status": "working"},
         {"taskId": MINE, "status": "working", "statusMessage": "soon", "pollIntervalMs": 1},
         {"taskId": MINE, "status": "completed", "result": {"content": []}},
@@ -101,14 +101,14 @@ async def test_a_server_that_cannot_answer_now_is_asked_again(monkeypatch: pytes
     one.answer(taskId="another")
     await one.again(3)
     one.answer()
-    assert len(one.told) == 1
+    assert len(one.notified) == 1
 
 
-async def test_a_task_that_its_server_forgot_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polling_stops_when_the_server_has_forgotten_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await Following(monkeypatch).begin()
     one.host.last_call.finish(ServerError(SERVER, -32602, "no such task"))
     await nothing_more(one)
-    assert one.told == []
+    assert one.notified == []
 
 
 async def test_a_caller_that_has_left_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +121,14 @@ async def test_a_caller_that_has_left_gets_nothing(monkeypatch: pytest.MonkeyPat
     other.answer()
     other.polls.start()
     await nothing_more(other)
-    assert (len(one.told), other.told) == (1, [])
+    assert (len(one.notified), other.notified) == (1, [])
 
 
 async def test_questions_and_progress_of_a_server_meanwhile_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     one, answers = await Following(monkeypatch).begin(), list[Reply]()
     one.host.last_call.emit(Progress({}))
     one.host.last_call.exchange.ask(Question("roots/list", raw({})), answers.append)
-    assert (answers, one.told) == ([NOT_ASKED], [])
+    assert (answers, one.notified) == ([NOT_ASKED], [])
 
 
 @pytest.mark.parametrize(
@@ -141,19 +141,19 @@ async def test_questions_and_progress_of_a_server_meanwhile_are_dropped(monkeypa
     ],
     ids=["made up", "a stranger's", "of a server that is gone", "of an earlier server"],
 )
-async def test_what_is_not_the_callers_to_follow_is_not_followed(id: str, ability: Ability) -> None:
+async def test_a_caller_cannot_poll_foreign_tasks(id: str, ability: Ability) -> None:
     host = hosted(ability)
     assert await TaskPoller(McpClient(host.hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None).add([id]) == ()
 
 
-async def test_there_is_an_end_to_what_one_subscription_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polled_tasks_of_one_subscription_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLLED_MAX", 2)
     ids = [public_id(ANYONE, SERVER, own) for own in "abc"]
     polls = TaskPoller(McpClient(hosted().hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None)
     assert await polls.add(ids) == tuple(ids[:2])
 
 
-async def test_what_is_named_beyond_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_ids_beyond_the_bound_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLLED_MAX", 2)
     ids = iter(["made up", MINE, *(public_id(ANYONE, SERVER, own) for own in "bcd")])
     polls = TaskPoller(McpClient(hosted().hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None)
@@ -172,18 +172,18 @@ async def test_a_server_says_within_limits_how_often_it_likes_to_be_asked(monkey
 # -- over a conversation -------------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_names_what_it_follows_and_marks_its_notifications() -> None:
+async def test_a_subscription_acknowledges_its_tasks_and_marks_notifications() -> None:
     host = hosted()
     talk = Talk(host)
     wanted = {"notifications": {"taskIds": [MINE, "made up"]}, "_meta": {**META, **CAPABILITIES}}
     talk.say("subscriptions/listen", wanted, id="s")
     await talk.until(lambda: bool(host.stage.link.sent))
     host.last_call.finish(Result(raw({"resultType": "complete", "taskId": "t", "status": "working"}), is_typed=True))
-    acknowledged, told = talk.told()
+    acknowledged, received = talk.notifications()
     assert acknowledged["params"]["notifications"] == {"taskIds": [MINE]}
-    assert told["method"] == "notifications/tasks"
-    assert told["params"]["taskId"] == MINE
-    assert told["params"]["_meta"] == acknowledged["params"]["_meta"]
+    assert received["method"] == "notifications/tasks"
+    assert received["params"]["taskId"] == MINE
+    assert received["params"]["_meta"] == acknowledged["params"]["_meta"]
     talk.say("notifications/cancelled", {"requestId": "s"})
     assert not talk.conversation._listens
 

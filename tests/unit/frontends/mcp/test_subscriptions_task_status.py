@@ -1,4 +1,4 @@
-"""Telling earlier callers how their tasks stand: only what they can see, and not too much of it."""
+"""Task status notifications to legacy callers: visible tasks only, and bounded."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def hosted(caller: Caller = ANYONE) -> Hosted:
 
 
 async def test_a_caller_gets_the_status_of_its_tasks_until_it_leaves() -> None:
-    host, heard = hosted(), list[ServerTask]()
-    news = TaskStatusNotifier(McpClient(host.hub, ANYONE, EVERYTHING), heard.append)
+    host, received = hosted(), list[ServerTask]()
+    news = TaskStatusNotifier(McpClient(host.hub, ANYONE, EVERYTHING), received.append)
     host.hub.tasks.notified(SERVER, HERE, state())
     news.close()
     host.hub.tasks.notified(SERVER, HERE, state("completed"))
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 async def test_a_task_of_a_server_outside_this_surface_is_not_notified() -> None:
     blind = Caller(ANYONE.name, ANYONE.tenant, Grants(("other.*",)))
-    host, heard = hosted(), list[ServerTask]()
-    TaskStatusNotifier(McpClient(host.hub, ANYONE, Surface("own", ServerName("other"))), heard.append)
-    TaskStatusNotifier(McpClient(host.hub, blind, EVERYTHING), heard.append)
+    host, received = hosted(), list[ServerTask]()
+    TaskStatusNotifier(McpClient(host.hub, ANYONE, Surface("own", ServerName("other"))), received.append)
+    TaskStatusNotifier(McpClient(host.hub, blind, EVERYTHING), received.append)
     host.hub.tasks.notified(SERVER, HERE, state("completed"))
-    assert heard == []
+    assert received == []
 
 
 async def test_a_slow_reader_gets_changes() -> None:
-    host, heard = hosted(), list[str]()
+    host, received = hosted(), list[str]()
     TaskStatusNotifier(
-        McpClient(host.hub, ANYONE, EVERYTHING), lambda task: heard.append(task.state.status), lambda: True
+        McpClient(host.hub, ANYONE, EVERYTHING), lambda task: received.append(task.state.status), lambda: True
     )
     for status in ("working", "input_required", "input_required", "working", "completed"):
         host.hub.tasks.notified(SERVER, HERE, state(status))
-    assert heard == ["input_required", "working", "completed"]
+    assert received == ["input_required", "working", "completed"]
 
 
 async def test_a_conversation_is_notified_from_its_beginning_to_its_end() -> None:
@@ -66,6 +66,6 @@ async def test_a_conversation_is_notified_from_its_beginning_to_its_end() -> Non
     host.hub.tasks.notified(SERVER, HERE, state("input_required"))
     talk.conversation.stop_notifying()
     host.hub.tasks.notified(SERVER, HERE, state("completed"))
-    (told,) = talk.told()
-    assert told["method"] == "notifications/tasks/status"
-    assert told["params"] == {"taskId": public_id(ANYONE, SERVER, "t"), "status": "input_required"}
+    (received,) = talk.notifications()
+    assert received["method"] == "notifications/tasks/status"
+    assert received["params"] == {"taskId": public_id(ANYONE, SERVER, "t"), "status": "input_required"}

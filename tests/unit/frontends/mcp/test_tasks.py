@@ -1,4 +1,4 @@
-"""Ids of tasks as callers know them, and what becomes of calls about them."""
+"""Public ids of tasks, and the routing of calls about them."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def call(name: str, kind: Kind = "task", surface: Surface = EVERYTHING, **extra:
 
 
 @given(own=st.text())
-def test_an_id_leads_back_to_what_it_stands_for(own: str) -> None:
+def test_a_public_id_maps_back_to_the_servers_id(own: str) -> None:
     assert server_id(ANYONE, public_id(ANYONE, OLD, own)) == (OLD, own)
 
 
-def test_an_id_is_the_same_whenever_it_is_given_and_another_for_whatever_differs() -> None:
+def test_public_ids_are_stable_and_differ_by_caller_server_and_task() -> None:
     given_out = [
         public_id(ANYONE, OLD, "t"),
         public_id(ANYONE, OLD, "t"),
@@ -85,7 +85,7 @@ def test_an_id_is_the_same_whenever_it_is_given_and_another_for_whatever_differs
 
 
 @given(text=st.text())
-def test_what_was_never_given_out_stands_for_nothing(text: str) -> None:
+def test_invented_ids_match_nothing(text: str) -> None:
     assert server_id(ANYONE, text) is None
 
 
@@ -121,7 +121,7 @@ def test_each_era_has_methods_of_its_own(method: str, era: Era, *, is_spoken: bo
 
 
 @pytest.mark.parametrize("surface", [EVERYTHING, Surface("own", OLD)])
-def test_a_call_about_a_task_goes_to_the_server_whose_it_is(surface: Surface) -> None:
+def test_a_call_about_a_task_goes_to_the_tasks_server(surface: Surface) -> None:
     found = route_task_call(call(public_id(ANYONE, OLD, "t"), surface=surface), view(surface), known())
     assert found is not None
     assert (found.name, found.surface) == ("t", Surface("own", OLD))
@@ -165,31 +165,31 @@ def test_a_task_is_asked_for_only_where_that_is_known(name: str, era: Era, *, is
     assert ("task" in asked.extra, "other" in asked.extra) == (is_asked, True)
 
 
-# -- what callers are told -----------------------------------------------------------------------------------------
+# -- task ids of callers -------------------------------------------------------------------------------------------
 
 
 def test_a_result_names_the_task_as_its_caller_knows_it() -> None:
     result = Result(raw({"task": {"taskId": "t"}}), task_of=OLD)
-    told = with_public_id(result, ANYONE, OLD)
-    assert json.loads(bytes(told.payload)) == {"task": {"taskId": public_id(ANYONE, OLD, "t")}}
+    received = with_public_id(result, ANYONE, OLD)
+    assert json.loads(bytes(received.payload)) == {"task": {"taskId": public_id(ANYONE, OLD, "t")}}
 
 
 def test_a_question_names_the_task_that_it_is_about() -> None:
     params = raw({"message": "?", "_meta": {RELATED: {"taskId": "t"}}})
-    told = public_params(Question("elicitation/create", params, OLD), call("old.slow", "tool"))
-    assert msgspec.json.decode(told)["_meta"] == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}
+    received = public_params(Question("elicitation/create", params, OLD), call("old.slow", "tool"))
+    assert msgspec.json.decode(received)["_meta"] == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}
     assert public_params(Question("elicitation/create", params), call("old.slow", "tool")) is params
 
 
 def test_an_event_names_the_task_that_it_relates_to() -> None:
     members = {"progress": raw(1), "_meta": raw({RELATED: {"taskId": "t"}, "x": 1})}
-    told = with_public_related(Progress(members, OLD), ANYONE)
-    assert json.loads(bytes(told.members["_meta"])) == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}, "x": 1}
+    received = with_public_related(Progress(members, OLD), ANYONE)
+    assert json.loads(bytes(received.members["_meta"])) == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}, "x": 1}
     plain = Progress(members)
     assert with_public_related(plain, ANYONE) is plain
 
 
-def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
+def test_the_metadata_of_a_request_gets_the_servers_task_id() -> None:
     mine, anothers = ({RELATED: raw({"taskId": public_id(who, OLD, "t")})} for who in (ANYONE, STRANGER))
     assert json.loads(bytes(server_meta(mine, ANYONE)[RELATED])) == {"taskId": "t"}
     assert server_meta({**anothers, "x": raw(1)}, ANYONE) == {"x": raw(1)}
@@ -197,10 +197,10 @@ def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
     assert server_meta(plain, ANYONE) == plain
 
 
-def test_what_a_caller_answers_does_too() -> None:
+def test_the_metadata_of_an_answer_gets_the_servers_task_id() -> None:
     answer = raw({"action": "accept", "_meta": {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}})
-    told = json.loads(bytes(server_result(answer, ANYONE)))
-    assert told == {"action": "accept", "_meta": {RELATED: {"taskId": "t"}}}
+    response = json.loads(bytes(server_result(answer, ANYONE)))
+    assert response == {"action": "accept", "_meta": {RELATED: {"taskId": "t"}}}
     for plain in (raw({"action": "accept"}), raw([1]), raw({"_meta": 1})):
         assert server_result(plain, ANYONE) is plain
 

@@ -1,4 +1,4 @@
-"""Who is not let in is told where a token is to be had, and what is wrong with the one that was shown."""
+"""Challenges name the authorization server, and the error of the rejected token."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_unknown_credential_gets_an_error() -> None:
         (RejectedCredential("it has expired", is_genuine=True), False),
     ],
 )
-def test_only_what_was_never_anybodys_is_a_guess(shown: RejectedCredential | None, *, is_guess: bool) -> None:
+def test_only_a_never_valid_credential_is_a_guess(shown: RejectedCredential | None, *, is_guess: bool) -> None:
     assert Challenges(lambda _: None, lambda _: shown).refuse({}, "mcp").is_guess == is_guess
 
 
@@ -88,7 +88,7 @@ def test_both_ways_to_show_a_token_are_offered_and_bearer_comes_first(shown: Rej
     assert bound == (b"www-authenticate", b'DPoP algs="ES256 EdDSA"')
 
 
-def test_a_bound_token_is_answered_with_what_is_wrong_with_it() -> None:
+def test_the_challenge_for_a_bound_token_names_its_error() -> None:
     denied = refused_bound(RejectedCredential("forged", is_bound=True))
     ((_, said),) = denied.headers
     assert (denied.status, denied.is_guess) == (401, True)

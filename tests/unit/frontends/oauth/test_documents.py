@@ -1,4 +1,4 @@
-"""What OAuth clients are told of the hub, and by which address."""
+"""OAuth metadata of the hub for clients, by address."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_request_chooses_among_the_hubs_own_names_and_brings_none(host: str, c
         ("/mcp", None),
     ],
 )
-def test_only_what_is_here_is_a_resource(path: str, place: str | None) -> None:
+def test_only_own_paths_are_resources(path: str, place: str | None) -> None:
     assert place_in(path) == place
 
 
@@ -78,9 +78,9 @@ def test_a_resource_names_its_issuers_and_the_hub() -> None:
 
 
 def test_without_issuers_a_resource_is_its_address() -> None:
-    told = resource_document(BASE, "/mcp/files", (), gives_tokens=True)
-    assert (told["resource"], told["authorization_servers"]) == (f"{BASE}/mcp/files", [BASE])
-    assert "scopes_supported" not in told
+    received = resource_document(BASE, "/mcp/files", (), gives_tokens=True)
+    assert (received["resource"], received["authorization_servers"]) == (f"{BASE}/mcp/files", [BASE])
+    assert "scopes_supported" not in received
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_without_issuers_a_resource_is_its_address() -> None:
         ((f"{BASE}/",), f"{BASE}/"),
     ],
 )
-def test_a_resource_is_called_what_tokens_must_be_made_for(audiences: tuple[str, ...], resource: str) -> None:
+def test_a_resource_is_named_like_the_audience_of_its_tokens(audiences: tuple[str, ...], resource: str) -> None:
     issuer = TrustedIssuer("https://login.example", audiences, ())
     assert resource_document(BASE, "/mcp", (issuer,), gives_tokens=False)["resource"] == resource
 
 
-def test_a_token_may_be_asked_for_the_hub_and_what_is_in_it() -> None:
+def test_tokens_may_be_requested_for_the_hub_and_its_paths() -> None:
     api = TrustedIssuer("https://login.example", ("api://hub",), ())
     for resource in (BASE, f"{BASE}/", f"{BASE}/mcp", f"{BASE}/mcp/files", "api://hub"):
         assert is_own_resource(resource, BASE, (api,))
@@ -111,10 +111,10 @@ def test_a_token_may_be_asked_for_the_hub_and_what_is_in_it() -> None:
 
 
 def test_the_hub_says_where_it_gives_tokens() -> None:
-    told = server_document(BASE)
-    assert told["issuer"] == BASE
-    assert told["token_endpoint"] == f"{BASE}/oauth/token"
-    assert told["grant_types_supported"] == ["client_credentials"]
+    received = server_document(BASE)
+    assert received["issuer"] == BASE
+    assert received["token_endpoint"] == f"{BASE}/oauth/token"
+    assert received["grant_types_supported"] == ["client_credentials"]
 
 
 def test_a_resource_says_how_proofs_may_be_signed_and_whether_all_tokens_need_one() -> None:

@@ -1,4 +1,4 @@
-"""Which path answers what, to whom."""
+"""The paths of the OAuth documents, and their callers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TURNED_AWAY: list[tuple[str, int]] = []
 
 
 @pytest.fixture(autouse=True)
-def nobody_yet() -> None:
+def no_caller_yet() -> None:
     TURNED_AWAY.clear()
 
 
@@ -49,11 +49,11 @@ class Reader(Client):
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         super().__init__()
-        self.told: tuple[int, bytes, bytes] = (0, b"", b"")
+        self.response: tuple[int, bytes, bytes] = (0, b"", b"")
         self._pieces = list(pieces)
 
     def answer(self, status: int, lines: bytes, body: Text) -> None:
-        self.told = (status, lines.lower(), body if isinstance(body, bytes) else b"".join(body))
+        self.response = (status, lines.lower(), body if isinstance(body, bytes) else b"".join(body))
 
     def take_body(self) -> bytes | None:
         return self._pieces.pop() if len(self._pieces) == 1 else None
@@ -80,7 +80,7 @@ async def ask(
     given = [(b"host", b"localhost"), *headers]
     scope = {"method": method, "path": path, "headers": given, "extensions": {PEER: client}}
     await frontend.serve(scope, client.receive, _silent)
-    status, lines, said = client.told
+    status, lines, said = client.response
     return status, lines, json.loads(said) if said else None
 
 
@@ -89,10 +89,10 @@ async def _silent(_: Message) -> None:
 
 
 async def test_documents_are_for_everybody() -> None:
-    status, lines, told = await ask(f"{RESOURCE_PATH}/mcp", (b"origin", b"https://page.example"))
+    status, lines, received = await ask(f"{RESOURCE_PATH}/mcp", (b"origin", b"https://page.example"))
     assert status == 200
     assert b"access-control-allow-origin: *" in lines
-    assert told["authorization_servers"] == ["https://login.example", BASE]
+    assert received["authorization_servers"] == ["https://login.example", BASE]
     assert (await ask(SERVER_PATH))[2]["issuer"] == BASE
     assert (await ask(SERVER_PATH, method="OPTIONS"))[0] == 204
     assert (await ask(SERVER_PATH, method="POST"))[0] == 405
@@ -111,25 +111,27 @@ async def test_without_keys_there_are_only_issuers() -> None:
 
 @pytest.mark.parametrize("body", [[MINE], [MINE[:9], MINE[9:]]])
 async def test_a_name_and_its_key_are_worth_a_token(body: list[bytes]) -> None:
-    status, lines, told = await ask(TOKEN_PATH, FORM, method="POST", body=body)
+    status, lines, received = await ask(TOKEN_PATH, FORM, method="POST", body=body)
     assert status == 200
-    assert told == {"access_token": "a-token", "token_type": "Bearer", "expires_in": 3600}
+    assert received == {"access_token": "a-token", "token_type": "Bearer", "expires_in": 3600}
     assert b"cache-control: no-store" in lines
 
 
 async def test_another_name_or_key_is_not() -> None:
-    status, lines, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE.replace(b"k3y", b"key")])
-    assert (status, told["error"]) == (401, "invalid_client")
+    status, lines, received = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE.replace(b"k3y", b"key")])
+    assert (status, received["error"]) == (401, "invalid_client")
     assert b'www-authenticate: basic realm="isthmus"' in lines
     assert b"cache-control: no-store" in lines
     assert TURNED_AWAY == [("rest", 401)]
 
 
 async def test_a_token_for_another_caller_is_not_issued() -> None:
-    status, _, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=https%3A%2F%2Fbank.example"])
-    assert (status, told["error"]) == (400, "invalid_target")
-    status, _, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=http%3A%2F%2F%5B"])
-    assert (status, told["error"]) == (400, "invalid_target"), "what is no address is nobody's"
+    status, _, received = await ask(
+        TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=https%3A%2F%2Fbank.example"]
+    )
+    assert (status, received["error"]) == (400, "invalid_target")
+    status, _, received = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=http%3A%2F%2F%5B"])
+    assert (status, received["error"]) == (400, "invalid_target"), "what is no address is nobody's"
     assert (await ask(TOKEN_PATH, method="POST", body=[MINE]))[0] == 415
     assert (await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=https%3A%2F%2Fhub.example%2Fmcp"]))[
         0
@@ -146,17 +148,17 @@ async def test_a_token_for_another_caller_is_not_issued() -> None:
     ],
 )
 async def test_a_body_has_its_bound(headers: list[tuple[bytes, bytes]], body: list[bytes]) -> None:
-    status, _, told = await ask(TOKEN_PATH, FORM, *headers, method="POST", body=body)
-    assert (status, told["error"]) == (413, "invalid_request")
+    status, _, received = await ask(TOKEN_PATH, FORM, *headers, method="POST", body=body)
+    assert (status, received["error"]) == (413, "invalid_request")
 
 
 async def test_a_page_of_another_origin_gets_no_token() -> None:
-    status, _, told = await ask(TOKEN_PATH, FORM, (b"origin", b"https://evil.example"), method="POST", body=[MINE])
+    status, _, received = await ask(TOKEN_PATH, FORM, (b"origin", b"https://evil.example"), method="POST", body=[MINE])
     assert status == 403
-    assert "access_token" not in told
+    assert "access_token" not in received
 
 
 async def test_tokens_are_posted_for_and_there_is_no_other_way() -> None:
     assert (await ask(TOKEN_PATH))[0] == 405
-    status, _, told = await ask("/oauth/authorize")
-    assert (status, told["error"]) == (400, "unsupported_response_type")
+    status, _, received = await ask("/oauth/authorize")
+    assert (status, received["error"]) == (400, "unsupported_response_type")

@@ -83,7 +83,7 @@ def test_resources_may_be_several() -> None:
         (FORM, b"Basic " + base64.b64encode(b"\xff:\xff"), _form(**GRANT), "invalid_client", 401),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_the_words_of_the_rfc(
+def test_an_unreadable_token_request_gets_the_error_of_the_rfc(
     kind: bytes, authorization: bytes | None, body: bytes, code: str, status: int
 ) -> None:
     refused = read_token_request(kind, authorization, body)

@@ -81,7 +81,7 @@ class Room:
     def watchers(self) -> int:
         return len(self._watchers)
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         for callback in list(self._watchers):
             callback()
 
@@ -100,7 +100,7 @@ class Room:
         self.hub.open_server_queue(server_queue, server_status)
         if is_own:
             self._servers = (*self._servers, agent_server)
-            self.tell()
+            self.announce()
         return agent_server
 
     def expect(self, server_id: str) -> None:
@@ -120,7 +120,7 @@ class Room:
         state: ServerState = "retrying" if server_status.agent is None else "away"
         self.hub.server_queues[agent_server.server].detach(why, is_failure=False)
         self.hub.publish(msgspec.structs.replace(server_status, state=state, reason=why))
-        self.tell()
+        self.announce()
 
     def come_back(self, agent_server: Seated) -> None:
         """It is connected again."""
@@ -128,18 +128,18 @@ class Room:
         server_status = self.hub.snapshot.server_statuses[agent_server.server]
         self.hub.server_queues[agent_server.server].attach(agent_server.link)
         self.hub.publish(msgspec.structs.replace(server_status, state="ready", reason=None))
-        self.tell()
+        self.announce()
 
     def get_up(self, server_id: str) -> None:
         """Its seat is no longer this agent's, though the hub still knows it."""
         self._servers = tuple(agent_server for agent_server in self._servers if agent_server.server_id != server_id)
-        self.tell()
+        self.announce()
 
     def relist(self, agent_server: Seated, *tools: str) -> None:
         """It lists other tools."""
         named = tuple(tool(each, agent_server.server) for each in tools)
         self.hub.publish(msgspec.structs.replace(self.hub.snapshot.server_statuses[agent_server.server], tools=named))
-        self.tell()
+        self.announce()
 
 
 class Wire:
@@ -179,12 +179,12 @@ class ConnectedDevice:
 
     @property
     def said(self) -> list[Any]:
-        """Everything that it was told, in order."""
+        """All messages that it received, in order."""
         return [json.loads(frame) for frame in self.wire.frames]
 
     @property
     def last(self) -> Any:
-        """What it was told last."""
+        """The message that it received last."""
         return self.said[-1]
 
     def send(self, method: str, params: Any = None, *, id: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""What the devices of one agent see: its own servers, others by its rules, and the word that something changed."""
+"""The view of one agent's devices: its own servers, others by its rules, and notifications of changes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_server_that_is_away_is_not_listed_and_leaves_the_bare_name() ->
     assert device.last["error"]["code"] == -32001, "a device may have listed it before"
 
 
-async def test_everything_means_whatever_is_configured_and_not_what_dials_in_elsewhere() -> None:
+async def test_a_wildcard_covers_configured_servers_and_no_other_agents_servers() -> None:
     room = Room()
     room.sit("clock", "now", is_own=False)
     room.hub.publish(ServerStatus(room.sit("x", is_own=False).server, "ready", tools=(tool("spy", "x"),), agent="bath"))
@@ -64,7 +64,7 @@ async def test_everything_means_whatever_is_configured_and_not_what_dials_in_els
     assert device.list_tools()["tools"] == []
 
 
-async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
+async def test_labels_cover_configured_servers_only() -> None:
     room = Room()
     room.sit("clock", "now", "set", is_own=False)
     rules = ToolRules(tags={"now": ("safe",)})
@@ -78,7 +78,7 @@ async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
     assert [entry["name"] for entry in device.list_tools()["tools"]] == ["now"]
 
 
-async def test_an_agent_is_held_to_what_its_tenant_is() -> None:
+async def test_an_agent_is_bounded_by_its_tenant() -> None:
     room = Room()
     room.sit("s1", "add", "sub")
     room.sit("clock", "now", is_own=False)
@@ -103,7 +103,7 @@ async def test_the_table_is_made_anew_only_when_something_in_it_changed() -> Non
     assert list(device.agent.table().entries) == ["add", "sub"]
 
 
-async def test_a_server_that_gets_up_before_the_hub_forgets_it_is_seen_no_more() -> None:
+async def test_a_server_that_left_is_not_listed() -> None:
     room = Room()
     room.sit("s1", "add")
     device = ConnectedDevice(room)

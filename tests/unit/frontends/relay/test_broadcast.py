@@ -1,4 +1,4 @@
-"""What is asked of every server is answered once, with what each said and who said nothing."""
+"""A request to every server is answered once, with each server's answer and the missing ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_server_that_does_not_answer_in_time_is_named_and_left_out() -> 
     assert missing.keys() == {"s2", "s3"}
     assert "0.05 s" in missing["s2"]
     assert not away.link.sent
-    assert party.two.link.withdrawn, "a server that is not waited for is told so"
+    assert party.two.link.withdrawn, "a server that is not waited for is cancelled"
     say(party.two, {"late": True})
     assert len(party.device.said) == 1
 
@@ -114,7 +114,7 @@ async def test_in_a_list_an_error_is_no_entry(method: str, member: str) -> None:
     assert party.result["missing"] == [{"server_id": "s2", "reason": "Method not found"}]
 
 
-async def test_a_list_without_end_is_broken_off_and_what_is_no_list_is_named() -> None:
+async def test_an_endless_list_is_cut_and_an_invalid_one_is_named() -> None:
     party = Party()
     party.device.send("prompts/list", id=1)
     say(party.two, {"prompts": 7})
@@ -216,14 +216,14 @@ async def test_only_so_many_questions_are_open_at_once() -> None:
     assert len(device.said) == 1
 
 
-async def test_a_request_whose_id_is_reused_is_answered_first_with_what_arrived() -> None:
+async def test_reusing_a_requests_id_answers_the_first_with_the_received_parts() -> None:
     party = Party()
     party.device.send("custom/thing", id=1)
     say(party.two, {"a": 2})
     party.device.send("ping", id=1)
-    heard, ping = party.device.said
-    assert heard["result"]["responses"] == [{"a": 2, "server_id": "s2"}]
-    assert [absent["server_id"] for absent in heard["result"]["missing"]] == ["s1"]
+    received, ping = party.device.said
+    assert received["result"]["responses"] == [{"a": 2, "server_id": "s2"}]
+    assert [absent["server_id"] for absent in received["result"]["missing"]] == ["s1"]
     assert (ping["id"], ping["result"]["total_servers"]) == (1, 2)
     assert party.one.link.withdrawn
 
@@ -244,7 +244,7 @@ async def test_a_list_with_far_too_many_entries_is_no_answer() -> None:
     assert [absent["server_id"] for absent in party.result["missing"]] == ["s1"]
 
 
-async def test_what_is_too_long_together_becomes_an_error() -> None:
+async def test_a_combined_answer_that_is_too_long_becomes_an_error() -> None:
     party = Party(RelaySettings(frame_bytes=4096))
     party.device.send("custom/thing", id=1)
     say(party.one, {"a": "x" * 3000})
@@ -253,7 +253,7 @@ async def test_what_is_too_long_together_becomes_an_error() -> None:
     assert "4096" in party.error["data"]["details"]
 
 
-async def test_what_can_never_fit_is_not_waited_for() -> None:
+async def test_the_hub_does_not_wait_for_an_answer_that_cannot_fit() -> None:
     party = Party(RelaySettings(frame_bytes=4096, wait=30))
     party.device.send("prompts/list", id=1)
     say(party.one, {"prompts": [{"name": "x" * 5000}], "nextCursor": "more"})
@@ -276,7 +276,7 @@ async def test_meta_that_is_no_object_is_refused() -> None:
     assert party.error["code"] == -32602
 
 
-async def test_a_question_of_a_server_is_declined_and_an_answer_that_says_a_thing_twice_is_none() -> None:
+async def test_a_broadcast_declines_questions_and_rejects_a_result_with_duplicate_keys() -> None:
     party = Party()
     party.device.send("custom/thing", id=1)
     replies: list[object] = []

@@ -47,7 +47,7 @@ def error_of(message: Any) -> Any:
 # -- greeting and listing ----------------------------------------------------------------------------------------------
 
 
-async def test_a_greeting_is_genuine_and_holds_what_each_server_said() -> None:
+async def test_initialize_returns_the_result_of_each_server() -> None:
     room = Room()
     room.sit("s1", "add")
     room.sit("s2", "sub")
@@ -162,7 +162,7 @@ async def test_an_answer_that_waits_is_given_before_anything_but_a_call_uses_its
     assert [absent["server_id"] for absent in listed["result"]["missing"]] == ["s1"]
 
 
-async def test_a_draining_device_goes_when_what_waited_is_answered_and_asks_nothing_more() -> None:
+async def test_a_draining_device_is_closed_after_its_answers_and_asks_nothing() -> None:
     room = Room()
     agent_server = room.sit("s0", "now")
     room.expect("s1")
@@ -209,7 +209,7 @@ async def test_a_list_too_long_for_one_message_comes_in_pages_and_whole() -> Non
     assert "result" in device.last
 
 
-async def test_a_greeting_leaves_out_what_does_not_fit() -> None:
+async def test_initialize_leaves_out_results_that_do_not_fit() -> None:
     room = Room()
     for number in range(10):
         room.sit(f"s{number}").welcome = json.dumps({"instructions": "x" * 1000}).encode()
@@ -228,7 +228,7 @@ async def test_a_tool_too_long_to_be_listed_cannot_be_called() -> None:
     assert error_of(device.last)["code"] == -32601
 
 
-async def test_a_slow_device_gets_a_summary_of_what_it_missed() -> None:
+async def test_a_slow_device_gets_a_summary_of_missed_messages() -> None:
     room = Room()
     agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
@@ -360,7 +360,7 @@ async def test_unknown_denied_and_nameless_tools_are_reported_in_the_originals_w
     assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add"], "callable is what is listed"
 
 
-async def test_null_arguments_are_none() -> None:
+async def test_null_arguments_count_as_empty() -> None:
     room = Room()
     agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
@@ -498,7 +498,7 @@ async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -
     assert len(agent_server.link.sent) == 1, "a device that has left calls nothing"
 
 
-async def test_a_device_has_so_many_calls_at_once_and_no_more() -> None:
+async def test_simultaneous_calls_of_a_device_are_bounded() -> None:
     room = Room()
     agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
@@ -620,7 +620,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.binary(max_size=40) | VALUES.map(lambda value: json.dumps(value).encode()), max_size=6))
-def test_whatever_comes_each_message_has_at_most_one_answer_and_the_device_stays(texts: list[bytes]) -> None:
+def test_any_message_gets_at_most_one_answer_and_the_device_stays(texts: list[bytes]) -> None:
     async def say_all() -> None:
         room = Room()
         room.sit("s1", "add").link.at_once = lambda inflight: inflight.finish(answer())
@@ -770,7 +770,7 @@ async def test_a_defect_costs_one_message(monkeypatch: pytest.MonkeyPatch) -> No
     assert "result" in device.last
 
 
-async def test_a_device_is_shown_with_what_it_does() -> None:
+async def test_a_devices_summary_counts_its_calls() -> None:
     room = Room()
     agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
@@ -803,7 +803,7 @@ def members(**values: Any) -> dict[str, Any]:
         ({"name": "x" * 1000}, "x" * 100),
     ],
 )
-def test_a_device_is_called_what_it_calls_itself_if_that_can_be_shown(info: Any, title: str | None) -> None:
+def test_a_devices_title_is_its_own_printable_name(info: Any, title: str | None) -> None:
     assert device_title(members(clientInfo=info)) == title
 
 
@@ -825,24 +825,24 @@ async def test_a_greeting_that_fits_in_no_other_way_is_only_the_hubs_own() -> No
     for number in range(32):
         room.sit(f"{number}" + "厨" * 60)
     device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
-    told = json.loads(initialize_result(device.agent, ME, "2024-11-05"))
-    assert told.keys() == {"protocolVersion", "capabilities", "serverInfo"}
+    response = json.loads(initialize_result(device.agent, ME, "2024-11-05"))
+    assert response.keys() == {"protocolVersion", "capabilities", "serverInfo"}
 
 
 async def test_a_server_without_a_welcome_is_still_named() -> None:
     room = Room()
     room.sit("s1").welcome = b""
-    told = json.loads(initialize_result(ConnectedDevice(room).agent, ME, "2024-11-05"))
-    assert told["responses"] == [{"server_id": "s1"}]
+    response = json.loads(initialize_result(ConnectedDevice(room).agent, ME, "2024-11-05"))
+    assert response["responses"] == [{"server_id": "s1"}]
 
 
 async def test_a_heartbeat_names_connected_and_absent_servers() -> None:
     room = Room()
     room.sit("s1")
     room.go_away(room.sit("s2"), "gone")
-    told = json.loads(ping_result(ConnectedDevice(room).agent))
-    assert told["responses"] == [{"server_id": "s1"}]
-    assert told["missing"] == [{"server_id": "s2", "reason": "gone"}]
+    response = json.loads(ping_result(ConnectedDevice(room).agent))
+    assert response["responses"] == [{"server_id": "s1"}]
+    assert response["missing"] == [{"server_id": "s2", "reason": "gone"}]
 
 
 class Caller:

@@ -78,7 +78,7 @@ def test_names_that_a_device_would_make_equal_are_kept_apart() -> None:
     assert re.fullmatch(r"a\.get time_[0-9a-f]{6}", names[2])
 
 
-def test_chinese_names_stay_what_they_are() -> None:
+def test_chinese_names_stay_unchanged() -> None:
     assert exposed_names([("厨房", "计算器"), ("客厅", "计算器")]) == ["计算器", "客厅.计算器"]
     assert sanitised("计算器!") == "计算器_"
 
@@ -91,7 +91,7 @@ WORDS = st.text("ab._-! 中", min_size=1, max_size=4)
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=30))
-def test_whatever_comes_no_two_names_are_equal_to_a_device(tools: list[tuple[str, str]]) -> None:
+def test_exposed_names_are_unique_for_devices(tools: list[tuple[str, str]]) -> None:
     names = exposed_names(tools)
     assert len({as_devices_do(name) for name in names}) == len(names) == len(tools)
     assert [sanitised(name) for name in names] == [as_devices_do(name) for name in names]

@@ -31,20 +31,26 @@ def test_a_fault_has_its_code_and_never_a_result(fault: Fault) -> None:
     code = fault.code if isinstance(fault, ServerError) else FAULTS[fault.reason].relay
     if fault in UNSENT:
         code = -32001
-    told = json.loads(fault_reply(b"7", fault, "kitchen", "boil"))
-    assert told.keys() == {"jsonrpc", "id", "error"}
-    assert (told["id"], told["error"]["code"]) == (7, code)
-    assert told["error"]["message"] == MESSAGES.get(code, fault.message)
+    response = json.loads(fault_reply(b"7", fault, "kitchen", "boil"))
+    assert response.keys() == {"jsonrpc", "id", "error"}
+    assert (response["id"], response["error"]["code"]) == (7, code)
+    assert response["error"]["message"] == MESSAGES.get(code, fault.message)
     if not isinstance(fault, ServerError | fault_table.UnknownTool):
-        data = told["error"]["data"]
+        data = response["error"]["data"]
         assert (data["agent_id"], data["details"], data["executed"]) == ("kitchen", fault.message, fault.executed)
         assert (data["reason"], data.get("server")) == (fault.reason, fault.server)
         assert data.get("retryAfter") == fault.retry_after
 
 
 def test_a_servers_own_error_is_sent_verbatim() -> None:
-    told = json.loads(fault_reply(b'""', ServerError(COOK, 5, "no salt", raw({"executed": "no"})), "kitchen", "boil"))
-    assert told == {"jsonrpc": "2.0", "id": "", "error": {"code": 5, "message": "no salt", "data": {"executed": "no"}}}
+    response = json.loads(
+        fault_reply(b'""', ServerError(COOK, 5, "no salt", raw({"executed": "no"})), "kitchen", "boil")
+    )
+    assert response == {
+        "jsonrpc": "2.0",
+        "id": "",
+        "error": {"code": 5, "message": "no salt", "data": {"executed": "no"}},
+    }
 
 
 def test_a_defect_has_its_incident_and_a_pause_its_length() -> None:
@@ -53,7 +59,7 @@ def test_a_defect_has_its_incident_and_a_pause_its_length() -> None:
     assert busy["error"]["data"]["retryAfter"] == 2.5
 
 
-def test_what_the_frontend_refuses_by_itself_has_not_run_unless_it_says_so() -> None:
+def test_refusals_of_the_frontend_have_executed_no_by_default() -> None:
     assert json.loads(refusal(b"1", "k", "too much"))["error"]["data"]["executed"] == "no"
     assert json.loads(refusal(b"1", "k", "too long", executed="yes"))["error"]["data"]["executed"] == "yes"
     assert json.loads(not_connected(b"1", "k", "nobody"))["error"]["code"] == -32001

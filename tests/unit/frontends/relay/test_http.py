@@ -1,4 +1,4 @@
-"""The relay's listener: who may open a WebSocket, who gets it, and the documents beside them. Over real sockets."""
+"""The relay's listener: WebSockets with valid tokens, and the documents beside them. Over real sockets."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Hall:
         return self.full
 
 
-def nobody(_: object) -> Caller | None:
+def no_caller(_: object) -> Caller | None:
     return None
 
 
@@ -127,7 +127,7 @@ class House:
         self.room = room
         self.ring = Ring()
         self.hall = Hall(room)
-        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), nobody)
+        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), no_caller)
         self.frontend = RelayHttp(room.hub, background, auth, self.ring, self.hall, settings, ME, now=lambda: 7.0)
         self.port = 0
 
@@ -192,12 +192,12 @@ async def test_the_documents_of_the_original(house: House) -> None:
         assert (head.status_code, head.content) == (200, b"")
 
 
-async def test_what_is_no_plain_path_says_what_it_is(house: House) -> None:
+async def test_socket_paths_explain_themselves_to_plain_requests(house: House) -> None:
     async with house.http() as http:
         for path in ("/mcp_endpoint/mcp/", "/mcp_endpoint/call", "/mcp_endpoint/call/?token=both"):
-            told = await http.get(path)
-            assert told.status_code == 426
-            assert "WebSocket" in told.json()["error"]
+            response = await http.get(path)
+            assert response.status_code == 426
+            assert "WebSocket" in response.json()["error"]
         assert (await http.get("/mcp_endpoint/else")).status_code == 404
         assert (await http.post("/mcp_endpoint/")).status_code == 405
         assert (await http.get("/mcp_endpoint/", headers={"host": "evil.test"})).status_code == 421
@@ -349,7 +349,7 @@ async def test_devices_of_one_agent_do_not_answer_for_each_other(house: House) -
         assert json.loads(await two.recv())["result"]["content"][0]["text"] == "two"
 
 
-async def test_a_device_whose_token_is_good_no_more_is_cut(house: House) -> None:
+async def test_a_device_with_a_revoked_token_is_disconnected(house: House) -> None:
     async with (
         house.socket("/mcp_endpoint/call/?token=device") as cut,
         house.socket("/mcp_endpoint/call/?token=both") as kept,
@@ -473,7 +473,7 @@ def test_two_different_tokens_are_refused(headers: dict[bytes, bytes], address: 
         (b"server_id=" + b"x" * 64, "x" * 64),
     ],
 )
-def test_a_server_may_say_what_it_is_called(address: bytes, server_id: str | None) -> None:
+def test_a_server_may_name_itself_in_its_address(address: bytes, server_id: str | None) -> None:
     assert read_server_id(query(address)) == server_id
 
 
@@ -486,7 +486,7 @@ def test_an_id_that_cannot_be_shown_is_refused(address: bytes) -> None:
 
 
 @pytest.mark.parametrize("address", [b"server_id=%ff", b"server_id=\xff", b"server_id=%ed%a0%80", b"token=%fe"])
-def test_what_is_no_text_is_refused_since_two_of_it_would_look_alike(address: bytes) -> None:
+def test_ids_that_are_not_utf8_are_refused(address: bytes) -> None:
     assert isinstance(read_query(address), RefusedSocket)
 
 
@@ -538,11 +538,11 @@ def test_a_bad_key_is_reported_as_the_original_does() -> None:
 
 
 def test_the_statistics_are_the_originals_with_ours_beside_them() -> None:
-    told = health([CALC, WEATHER], [ROBOT, ROBOT], Counts(1, 4, 9, 12.3456, "1.2.3"))
+    received = health([CALC, WEATHER], [ROBOT, ROBOT], Counts(1, 4, 9, 12.3456, "1.2.3"))
     info = {"title": "Calculator 3.4.10", "name": "my_agent_calculator", "state": "ready", "since": 10.0}
     described = {"tools_count": 2, "tools": ("add", "sub"), "server_info": info}
-    assert told["result"]["status"] == "success"
-    assert told["result"]["connections"] == {
+    assert received["result"]["status"] == "success"
+    assert received["result"]["connections"] == {
         "mcp_server_connections": 1,
         "robot_connections": 2,
         "total_connections": 3,
@@ -554,5 +554,5 @@ def test_the_statistics_are_the_originals_with_ours_beside_them() -> None:
     }
     away = {"weather": {"since": 20.0, "reason": "it is not connected", "tools_count": 1}}
     own = {"version": "1.2.3", "away": {"my_agent": away}, "calls": 4, "tasks": 9, "uptime": 12.346}
-    assert told["result"]["isthmus"] == own
-    assert told.keys() == {"result", "id", "jsonrpc"}
+    assert received["result"]["isthmus"] == own
+    assert received.keys() == {"result", "id", "jsonrpc"}

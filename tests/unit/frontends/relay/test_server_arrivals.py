@@ -1,4 +1,4 @@
-"""Answers wait for what they wait for, in their order, and no longer than agreed."""
+"""Answers wait for their servers, in order, and no longer than configured."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class Hall:
         async with connect_raw(self.port) as raw_client:
             raw_client.say(request(path, body, *lines, method=method))
             if method != "HEAD":
-                return await raw_client.hear()
-            status, headers = await raw_client.hear_head()
+                return await raw_client.receive()
+            status, headers = await raw_client.receive_head()
             return Answer(status, headers, b"")
 
     async def post(self, path: str, body: bytes = b"{}", *lines: str) -> Answer:
@@ -93,9 +93,9 @@ async def hall(*, is_taken: bool = True) -> AsyncIterator[Hall]:
 
 def problem(answer: Answer) -> dict[str, Any]:
     assert answer.header(b"content-type") == b"application/problem+json"
-    told: dict[str, Any] = json.loads(answer.body)
-    assert told["status"] == answer.status
-    return told
+    response: dict[str, Any] = json.loads(answer.body)
+    assert response["status"] == answer.status
+    return response
 
 
 # -- what belongs here -----------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ def test_paths_of_others(path: str) -> None:
 
 async def test_lists_and_entries_are_answered() -> None:
     async with hall() as here:
-        told = json.loads((await here.ask("/v1/tools")).body)
-        assert [entry["name"] for entry in told["tools"]] == ["files.read", "files.a/b", "files.write"]
+        response = json.loads((await here.ask("/v1/tools")).body)
+        assert [entry["name"] for entry in response["tools"]] == ["files.read", "files.a/b", "files.write"]
         one = await here.ask("/v1/tools?server=files", "X-Api-Key: some")
         assert [entry["name"] for entry in json.loads(one.body)["tools"]] == ["files.read"]
         assert json.loads((await here.ask("/v1/tools/files.a%2Fb")).body)["name"] == "files.a/b"
@@ -260,8 +260,8 @@ async def test_a_resource_is_read_by_its_uri() -> None:
 async def test_a_body_that_is_no_arguments_is_refused(body: bytes, reason: str, *, is_taken: bool) -> None:
     async with hall(is_taken=is_taken) as here:
         answer = await here.post(CALL, body)
-        told = problem(answer)
-        assert (answer.status, told["reason"], told["executed"]) == (400, reason, "no")
+        received = problem(answer)
+        assert (answer.status, received["reason"], received["executed"]) == (400, reason, "no")
         assert here.stage.link.sent == []
 
 
@@ -278,7 +278,7 @@ async def test_a_body_must_be_said_to_be_json(line: str) -> None:
         assert here.stage.link.sent == []
 
 
-async def test_what_a_caller_may_not_see_is_not_there() -> None:
+async def test_hidden_tools_look_missing() -> None:
     async with hall() as here:
         denied = await here.post("/v1/tools/files.write", b"{}", JSON, "X-Api-Key: some")
         unknown = await here.post("/v1/tools/files.wrote", b"{}", JSON, "X-Api-Key: some")
@@ -301,7 +301,7 @@ async def test_a_request_for_events_gets_a_stream() -> None:
         here.stage.link.at_once = None
         async with connect_raw(here.port) as raw_client:
             raw_client.say(request(f"{CALL}?log=debug", b"{}", JSON, f"{STREAM}, application/json"))
-            status, headers = await raw_client.hear_head()
+            status, headers = await raw_client.receive_head()
             assert (status, dict(headers)[b"content-type"]) == (200, b"text/event-stream")
             assert await raw_client.hear_chunk() == b": \n\n"
             (inflight,) = here.stage.link.sent
@@ -329,7 +329,7 @@ async def test_a_caller_that_leaves_before_its_body_came_costs_nothing() -> None
     async with hall() as here:
         async with connect_raw(here.port) as raw_client:
             raw_client.say(request(CALL, b"{}", JSON, "Expect: 100-continue")[:-2])
-            await raw_client.hear_head()
+            await raw_client.receive_head()
         assert await _is_still_there(here)
         assert here.stage.link.sent == []
 
@@ -375,7 +375,7 @@ async def test_requests_on_one_connection_follow_one_another() -> None:
 
 async def _called(raw_client: RawClient) -> bytes:
     raw_client.say(request(CALL, b"{}", JSON))
-    return (await raw_client.hear()).body
+    return (await raw_client.receive()).body
 
 
 class RecordingPeer:
@@ -387,7 +387,7 @@ class RecordingPeer:
         self.pushed: list[bytes] = []
         self.ended: list[bytes] = []
         self.unsent_bytes = 0
-        self.heard = asyncio.Event()
+        self.has_news = asyncio.Event()
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         raise NotImplementedError
@@ -407,7 +407,7 @@ class RecordingPeer:
 
     def push(self, chunk: bytes) -> None:
         self.pushed.append(chunk)
-        self.heard.set()
+        self.has_news.set()
 
     def end(self, chunk: bytes) -> None:
         self.ended.append(chunk)
@@ -472,7 +472,7 @@ async def test_a_stream_ends_with_the_error_once_it_has_begun() -> None:
     assert json.loads(client.ended[0].partition(b"data: ")[2])["status"] == 504
 
 
-async def test_what_fails_at_once_is_no_stream() -> None:
+async def test_an_immediate_failure_begins_no_stream() -> None:
     client = RecordingPeer()
     exchange(client, "info").end(UnknownTool("x"))
     assert ([status for status, _, _ in client.answers], client.begun) == ([404], [])
@@ -508,9 +508,9 @@ async def test_an_open_stream_is_kept_alive_until_its_end(monkeypatch: pytest.Mo
     client = RecordingPeer()
     made = exchange(client, "info")
     made.open()
-    client.heard.clear()
+    client.has_news.clear()
     async with asyncio.timeout(30):
-        await client.heard.wait()
+        await client.has_news.wait()
     made.end(DONE)
     said = len(client.pushed)
     await asyncio.sleep(0.01)

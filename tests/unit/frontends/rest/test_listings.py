@@ -1,4 +1,4 @@
-"""Documents say what a caller may know, and not more."""
+"""Documents contain exactly the facts that a caller may know."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def listed(made: Stage, caller: Caller = ANYONE) -> Any:
 
 async def test_a_list_has_the_callers_tools_and_the_missing_servers() -> None:
     made = stage()
-    told = listed(made)
-    assert [entry["name"] for entry in told["tools"]] == ["files.read", "files.write"]
-    assert told["missing"] == {"away": {"state": "retrying", "reason": "refused", "listed": False}}
-    assert listed(made, READER) == {"tools": [told["tools"][0]], "missing": {}}
+    received = listed(made)
+    assert [entry["name"] for entry in received["tools"]] == ["files.read", "files.write"]
+    assert received["missing"] == {"away": {"state": "retrying", "reason": "refused", "listed": False}}
+    assert listed(made, READER) == {"tools": [received["tools"][0]], "missing": {}}
 
 
 async def test_every_list_has_its_own_member() -> None:
@@ -90,12 +90,12 @@ async def test_only_an_operator_learns_the_address_of_a_missing_server() -> None
     made.hub.publish(ServerStatus(AWAY, "retrying", reason, is_settled=True))
     view = made.hub.snapshot.view(ANYONE.grants, EVERYTHING)
 
-    def told(*, is_operator: bool) -> str:
+    def listing(*, is_operator: bool) -> str:
         return str(json.loads(list_document(view, TOOLS, is_operator=is_operator))["missing"]["away"]["reason"])
 
-    both = (told(is_operator=True), told(is_operator=False))
+    both = (listing(is_operator=True), listing(is_operator=False))
     assert both == (reason, "connection refused by its address")
-    assert both == (told(is_operator=True), told(is_operator=False)), "whoever was there first"
+    assert both == (listing(is_operator=True), listing(is_operator=False)), "whichever reader came first"
 
 
 async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:
@@ -108,7 +108,7 @@ async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:
     assert entry_document(view, TOOLS, "read") is None
 
 
-async def test_an_operator_sees_all_servers_and_what_they_said() -> None:
+async def test_an_operator_sees_all_servers_with_their_log() -> None:
     made = stage()
     servers = json.loads(servers_document(made.hub, OPERATOR))["servers"]
     assert [(server["name"], server["state"]) for server in servers] == [
@@ -176,8 +176,8 @@ class Book:
         return STATUS
 
     def forget(self, server: ServerName) -> Forgetting:
-        told = next((told for told in STATUS.servers if told.name == server), None)
-        return "unknown" if told is None else "forgotten" if told.state == "away" else "connected"
+        received = next((received for received in STATUS.servers if received.name == server), None)
+        return "unknown" if received is None else "forgotten" if received.state == "away" else "connected"
 
 
 class Hall:
@@ -187,16 +187,16 @@ class Hall:
     async def ask(self, path: str, key: str = "operator", method: str = "GET") -> Answer:
         async with connect_raw(self._port) as raw_client:
             raw_client.say(request(path, b"", f"X-Api-Key: {key}", method=method))
-            return await raw_client.hear()
+            return await raw_client.receive()
 
-    async def told(self, path: str, key: str = "operator") -> Any:
+    async def document(self, path: str, key: str = "operator") -> Any:
         answer = await self.ask(path, key)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
 
     async def names(self, path: str, key: str = "operator") -> list[str]:
         """What a list is of: names of servers and tools, or of agents, or ids of devices."""
-        ((_, entries),) = (await self.told(path, key)).items()
+        ((_, entries),) = (await self.document(path, key)).items()
         return [entry.get("name") or entry.get("id") or entry["agent"] for entry in entries]
 
 
@@ -204,18 +204,18 @@ def identify(fields: Fields) -> Caller | None:
     return CALLERS.get(fields.get(b"x-api-key", b""))
 
 
-def dialled_in(stage: Stage, told: DialledServer) -> None:
-    state: ServerState = "ready" if told.state == "ready" else "away"
-    tools = tuple(tool(name, server=told.name) for name in told.tools)
-    server_status = ServerStatus(told.name, state, is_settled=True, tools=tools, agent=told.agent)
-    stage.hub.open_server_queue(ServerQueue(told.name, stage.hub.limits), server_status)
+def dialled_in(stage: Stage, received: DialledServer) -> None:
+    state: ServerState = "ready" if received.state == "ready" else "away"
+    tools = tuple(tool(name, server=received.name) for name in received.tools)
+    server_status = ServerStatus(received.name, state, is_settled=True, tools=tools, agent=received.agent)
+    stage.hub.open_server_queue(ServerQueue(received.name, stage.hub.limits), server_status)
 
 
 @asynccontextmanager
 async def hall(*, has_relay: bool = True) -> AsyncIterator[Hall]:
     stage = Stage()
-    for told in STATUS.servers:
-        dialled_in(stage, told)
+    for received in STATUS.servers:
+        dialled_in(stage, received)
     frontend = RestHttp(
         stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify), Book() if has_relay else None
     )
@@ -225,21 +225,21 @@ async def hall(*, has_relay: bool = True) -> AsyncIterator[Hall]:
 
 async def test_an_operator_sees_everybody_and_everything_of_them() -> None:
     async with hall() as here:
-        assert (await here.told("/v1/relay/agents"))["agents"][-1] == {
+        assert (await here.document("/v1/relay/agents"))["agents"][-1] == {
             "agent": "kitchen", "states": {"ready": 1, "connecting": 0, "away": 1}, "servers": 2, "tools": 3,
             "devices": 1, "calls": 2,
         }  # fmt: skip
         assert await here.names("/v1/relay/agents") == ["acme/cellar", "attic", "garden", "kitchen"]
-        assert (await here.told("/v1/relay/servers"))["servers"][0] == {
+        assert (await here.document("/v1/relay/servers"))["servers"][0] == {
             "agent": "kitchen", "serverId": "oven", "name": "kitchen_oven", "state": "ready", "since": 1000.0,
             "reason": None, "title": "oven 1.2", "tools": ["heat", "look"], "client": "192.0.2.7:5000", "shared": True,
             "calls": 2,
         }  # fmt: skip
-        assert (await here.told("/v1/relay/tools"))["tools"][0] == {
+        assert (await here.document("/v1/relay/tools"))["tools"][0] == {
             "name": "kitchen_oven.heat", "tool": "heat", "agent": "kitchen", "server": "kitchen_oven",
             "serverId": "oven", "state": "ready",
         }  # fmt: skip
-        assert (await here.told("/v1/relay/devices"))["devices"][0] == {
+        assert (await here.document("/v1/relay/devices"))["devices"][0] == {
             "id": "d1", "agent": "kitchen", "since": 1001.0, "title": "robot 1.0", "client": "192.0.2.8:6000",
             "calls": 1, "answered": 7,
         }  # fmt: skip
@@ -267,19 +267,19 @@ async def test_an_operator_sees_everybody_and_everything_of_them() -> None:
         ("devices?agent=attic", []),
     ],
 )
-async def test_filters_leave_what_fits(path: str, names: list[str]) -> None:
+async def test_filters_keep_matching_entries(path: str, names: list[str]) -> None:
     async with hall() as here:
         assert await here.names(f"/v1/relay/{path}") == names
 
 
 async def test_an_agent_is_shown_with_its_servers_and_devices() -> None:
     async with hall() as here:
-        told = await here.told("/v1/relay/agents/kitchen")
-        assert [entry["name"] for entry in told["servers"]] == ["kitchen_oven", "kitchen_sink"]
-        assert [entry["id"] for entry in told["devices"]] == ["d1"]
-        assert (told["agent"], told["tools"]) == ("kitchen", 3)
+        response = await here.document("/v1/relay/agents/kitchen")
+        assert [entry["name"] for entry in response["servers"]] == ["kitchen_oven", "kitchen_sink"]
+        assert [entry["id"] for entry in response["devices"]] == ["d1"]
+        assert (response["agent"], response["tools"]) == ("kitchen", 3)
         for path in ("acme/cellar", quote("acme/cellar", safe="")):
-            assert (await here.told(f"/v1/relay/agents/{path}"))["agent"] == "acme/cellar"
+            assert (await here.document(f"/v1/relay/agents/{path}"))["agent"] == "acme/cellar"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ async def test_an_agent_is_shown_with_its_servers_and_devices() -> None:
         ("barred", [], [], 0, []),
     ],
 )
-async def test_others_see_what_their_grants_reach_and_no_address(
+async def test_other_callers_see_granted_entries_without_addresses(
     key: str, agents: list[str], servers: list[str], tools: int, devices: list[str]
 ) -> None:
     async with hall() as here:
@@ -316,7 +316,7 @@ async def test_others_see_what_their_grants_reach_and_no_address(
         ("agents", "nobody", 401, "unauthenticated"),
     ],
 )
-async def test_what_is_refused(path: str, key: str, status: int, reason: str) -> None:
+async def test_invalid_requests_for_listings_are_refused(path: str, key: str, status: int, reason: str) -> None:
     async with hall() as here:
         answer = await here.ask(f"/v1/relay/{path}", key)
         assert (answer.status, json.loads(answer.body)["reason"]) == (status, reason)
@@ -353,10 +353,10 @@ async def test_an_operator_has_a_server_forgotten_that_is_away(
 ) -> None:
     async with hall() as here:
         answer = await here.ask(f"/v1/relay/servers/{name}", key, "DELETE")
-        told = json.loads(answer.body)
-        assert (answer.status, told.get("reason") if status != 200 else None) == (status, reason)
+        response = json.loads(answer.body)
+        assert (answer.status, response.get("reason") if status != 200 else None) == (status, reason)
         if status == 200:
-            assert (told["name"], told["tools"]) == (name, ["rinse"])
+            assert (response["name"], response["tools"]) == (name, ["rinse"])
 
 
 async def test_nothing_is_forgotten_where_there_is_no_relay() -> None:

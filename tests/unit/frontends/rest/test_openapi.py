@@ -1,4 +1,4 @@
-"""The document says what the router does, no more and no less."""
+"""The OpenAPI document matches the router exactly."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_it_describes_every_operation_and_nothing_else() -> None:
 
 def test_it_has_the_parameters_that_are_read() -> None:
     for operation in OPERATIONS:
-        told = described()[operation.method, operation.path]
-        names = {(field["name"], field["in"]) for field in told["parameters"]}
+        received = described()[operation.method, operation.path]
+        names = {(field["name"], field["in"]) for field in received["parameters"]}
         wanted = {(parameter.name, "query") for parameter in operation.query}
         assert names == wanted | ({(operation.parameter, "path")} if operation.parameter else set())
-        assert ("requestBody" in told) == (operation.body is not None)
-        assert ("text/event-stream" in told["responses"]["200"]["content"]) == (
+        assert ("requestBody" in received) == (operation.body is not None)
+        assert ("text/event-stream" in received["responses"]["200"]["content"]) == (
             operation.is_call or operation.events is not None
         )
 

@@ -26,12 +26,16 @@ def test_no_reason_stands_for_two_things() -> None:
 def test_a_fault_has_its_status_and_whether_the_tool_ran(fault: Fault) -> None:
     row = FAULTS[fault.reason]
     problem = problem_of(fault)
-    told = json.loads(problem.body())
-    assert problem.status == told["status"] == row.http
-    assert told["executed"] == fault.executed
-    assert told["type"] == f"urn:isthmus:problem:{fault.reason}"
-    assert (told["detail"], told["reason"], told.get("server")) == (fault.message, fault.reason, fault.server)
-    assert (told["title"], told.get("retryAfter")) == (row.title, fault.retry_after)
+    response = json.loads(problem.body())
+    assert problem.status == response["status"] == row.http
+    assert response["executed"] == fault.executed
+    assert response["type"] == f"urn:isthmus:problem:{fault.reason}"
+    assert (response["detail"], response["reason"], response.get("server")) == (
+        fault.message,
+        fault.reason,
+        fault.server,
+    )
+    assert (response["title"], response.get("retryAfter")) == (row.title, fault.retry_after)
 
 
 def test_a_call_that_was_lost_before_it_was_sent_has_the_status_of_a_server_that_is_away() -> None:
@@ -52,7 +56,7 @@ def test_when_to_try_again_is_also_a_header_in_whole_seconds(seconds: float, hea
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "received"),
     [
         (ServerError(FILES, 1, "oh"), {"code": 1, "message": "oh"}),
         (
@@ -62,10 +66,10 @@ def test_when_to_try_again_is_also_a_header_in_whole_seconds(seconds: float, hea
     ],
 )
 def test_a_servers_own_error_is_kept_apart_and_cannot_speak_for_the_hub(
-    error: ServerError, told: dict[str, Any]
+    error: ServerError, received: dict[str, Any]
 ) -> None:
     problem = json.loads(problem_of(error).body())
-    assert problem["error"] == told
+    assert problem["error"] == received
     assert (problem["executed"], problem["status"]) == ("yes", 502)
 
 

@@ -1,4 +1,4 @@
-"""Who is shown what, and by which path."""
+"""Public documents by path and caller."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_names_are_those_of_the_public_address(public_url: str, name: str, urn: 
     assert (entry["identifier"], entry["url"]) == (urn, public_url.rstrip("/") + "/mcp/server-card")
 
 
-def test_a_card_has_what_a_client_needs_to_connect() -> None:
+def test_a_card_contains_everything_that_clients_need_to_connect() -> None:
     card = ServerCards(ME, "https://hub.example/", ("2026-07-28", "2025-11-25")).card(FILES, needs_key=True)
     assert (card["$schema"], card["version"], card["title"]) == (SCHEMA, "1.2.3", "files")
     assert 0 < len(card["description"]) <= 100

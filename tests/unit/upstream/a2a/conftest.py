@@ -14,7 +14,7 @@ from tests.unit.upstream.a2a.scripted import KINDS
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to wait for the agent's sake."""
+    """Remove the pauses between polls."""
     monkeypatch.setattr(remote_task, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(remote_task, "POLL_SECONDS_MAX", 0.02)
 

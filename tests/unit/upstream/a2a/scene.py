@@ -1,4 +1,4 @@
-"""An agent of the test's own, a link to it, and a hub whose only server it is."""
+"""A scripted agent, a link to it, and a hub with it as the only server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def over(listener: Listener) -> None:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is seen on the other side tells nobody
+        while not holds():  # noqa: ASYNC110 - what is seen on the other side has no notification
             await asyncio.sleep(0.005)
 
 

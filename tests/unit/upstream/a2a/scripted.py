@@ -1,4 +1,4 @@
-"""An agent over real sockets whose every answer a test writes, in either generation and either binding.
+"""An agent over real sockets with scripted answers, in either generation and either binding.
 
 It reads requests and writes answers with the hub's own dialects, which are tested against the official servers.
 """
@@ -76,7 +76,7 @@ class Out:
         """Begin a stream."""
         self._writer.write(EVENTS)
 
-    def tell(self, *updates: Update) -> None:
+    def send_updates(self, *updates: Update) -> None:
         """Say something on it."""
         for update in updates:
             self._writer.write(self._stream.write(update))
@@ -85,13 +85,13 @@ class Out:
         """End it in good order."""
         raise HangUp
 
-    def told(self, *updates: Update) -> bytes:
+    def encoded(self, *updates: Update) -> bytes:
         """The events that say something."""
         return b"".join(self._stream.write(update) for update in updates)
 
-    def tell_some(self, *updates: Update) -> None:
+    def send_some(self, *updates: Update) -> None:
         """Begin a stream that says where it ends, and say something on it."""
-        events = self.told(*updates)
+        events = self.encoded(*updates)
         self._writer.write(b"%b%x\r\n%b\r\n" % (CHUNKED, len(events), events))
 
     def answer(self, said: Task | Message) -> None:
@@ -283,7 +283,7 @@ def streaming(*updates: Update) -> Script:
 
     async def script(_: Any, out: Out) -> None:
         out.begin()
-        out.tell(*updates)
+        out.send_updates(*updates)
         out.end()
 
     return script

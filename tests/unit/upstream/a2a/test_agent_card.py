@@ -41,7 +41,7 @@ def members(tool: Tool) -> dict[str, Any]:
     return {key: json.loads(bytes(value)) for key, value in tool.definition.items()}
 
 
-def test_a_skill_says_what_it_does_with_examples_and_tags() -> None:
+def test_a_skills_description_has_examples_and_tags() -> None:
     examples = tuple(f"try {number}" for number in range(EXAMPLES_MAX + 5))
     (offered,) = tools_of(card(AgentSkill("s", "S", "Does.", ("a", "b"), examples)), SERVER).values()
     shown = members(offered.tool)
@@ -52,7 +52,7 @@ def test_a_skill_says_what_it_does_with_examples_and_tags() -> None:
     assert (offered.skill, offered.takes_text) == ("s", True)
 
 
-def test_a_skill_with_schemas_takes_and_gives_what_they_say_exactly() -> None:
+def test_a_skill_with_schemas_keeps_them_exactly() -> None:
     skill = AgentSkill("s", "S", "Does.", input_schema=OBJECT, output_schema=OBJECT)
     (offered,) = tools_of(card(skill), SERVER).values()
     assert offered.tool.definition["inputSchema"] == offered.tool.definition["outputSchema"] == OBJECT
@@ -60,7 +60,7 @@ def test_a_skill_with_schemas_takes_and_gives_what_they_say_exactly() -> None:
 
 
 @pytest.mark.parametrize("schema", [b"7", b"{}", b'{"type":"string"}', b'{"type":["object"]}', b"true"])
-def test_a_schema_that_is_not_of_an_object_is_none(schema: bytes) -> None:
+def test_a_schema_that_is_not_of_an_object_is_ignored(schema: bytes) -> None:
     (offered,) = tools_of(
         card(AgentSkill("s", "S", "", input_schema=Raw(schema), output_schema=OBJECT)), SERVER
     ).values()

@@ -1,4 +1,4 @@
-"""Links to agents, over real sockets: their cards, and what they list."""
+"""Links to agents, over real sockets: their cards and their lists."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_a_skill_that_is_gone_is_not_asked_for(scene: Scene) -> None:
     assert (fault.executed, scene.agent.asked) == ("no", [])
 
 
-async def test_a_card_that_is_cut_off_is_none(scene: Scene) -> None:
+async def test_a_truncated_card_is_rejected(scene: Scene) -> None:
     scene.agent.card_headers = {"content-length": "999"}
     scene.agent.paths = lambda path: (200, b"{}")
     with pytest.raises((NotConnected, BadReply)):
@@ -199,7 +199,7 @@ async def test_an_extension_that_is_required_and_not_known_is_noted(scene: Scene
 
 
 @pytest.mark.parametrize("tag", ["x", '"' + "x" * 300 + '"', '"a" "b"'])
-async def test_a_tag_that_is_none_is_not_repeated(scene: Scene, tag: str) -> None:
+async def test_an_invalid_etag_is_not_sent_back(scene: Scene, tag: str) -> None:
     scene.agent.card_headers = {"etag": tag}
     for _ in range(2):
         await scene.link.refresh_hubs()

@@ -32,31 +32,31 @@ WORDED = SkillTool(TOOL, 'a "b"', takes_text=True)
 
 
 def test_words_and_data_are_parts_and_the_rest_says_where_they_belong() -> None:
-    told = message_for(WORDED, Raw(b'{"message":"hi","data":{"n":1.0},"task_id":"t","context_id":"c","more":1}'))
+    received = message_for(WORDED, Raw(b'{"message":"hi","data":{"n":1.0},"task_id":"t","context_id":"c","more":1}'))
     parts = (TextPart("hi"), DataPart(Raw(b'{"n":1.0}'), "application/json"))
-    assert told == TaskMessage(parts, Raw(b'{"skill":"a \\"b\\""}'), "t", "c")
+    assert received == TaskMessage(parts, Raw(b'{"skill":"a \\"b\\""}'), "t", "c")
 
 
-def test_what_is_null_is_not_there() -> None:
-    told = message_for(WORDED, Raw(b'{"message":"hi","data":null,"task_id":null,"context_id":null}'))
-    assert isinstance(told, TaskMessage)
-    assert (told.parts, told.task, told.context) == ((TextPart("hi"),), "", "")
+def test_null_arguments_count_as_omitted() -> None:
+    received = message_for(WORDED, Raw(b'{"message":"hi","data":null,"task_id":null,"context_id":null}'))
+    assert isinstance(received, TaskMessage)
+    assert (received.parts, received.task, received.context) == ((TextPart("hi"),), "", "")
 
 
 def test_arguments_of_a_schema_are_one_part_as_they_are() -> None:
-    told = message_for(SkillTool(TOOL, "s", takes_text=False), Raw(b'{ "n": 1.50 }'))
-    assert isinstance(told, TaskMessage)
-    assert (told.parts, told.takes_text) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
+    received = message_for(SkillTool(TOOL, "s", takes_text=False), Raw(b'{ "n": 1.50 }'))
+    assert isinstance(received, TaskMessage)
+    assert (received.parts, received.takes_text) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
 
 
 def test_an_agent_as_a_whole_gets_no_skill() -> None:
-    told = message_for(SkillTool(TOOL, "", takes_text=True), Raw(b'{"message":"hi"}'))
-    assert isinstance(told, TaskMessage)
-    assert told.metadata == ABSENT
+    received = message_for(SkillTool(TOOL, "", takes_text=True), Raw(b'{"message":"hi"}'))
+    assert isinstance(received, TaskMessage)
+    assert received.metadata == ABSENT
 
 
 @pytest.mark.parametrize("arguments", [b"{}", b'{"message":7}', b'{"message":"","task_id":7}'])
-def test_arguments_that_are_none_say_what_is_wrong(arguments: bytes) -> None:
+def test_invalid_arguments_give_an_error_message(arguments: bytes) -> None:
     assert isinstance(message_for(WORDED, Raw(arguments)), str)
 
 
@@ -89,9 +89,9 @@ def test_a_fault_over_there_is_one_here_and_says_whether_the_tool_ran(
     assert fault.data == Raw(metadata)
 
 
-def test_what_the_hub_over_there_was_shown_is_taken_out_of_its_words_and_its_data() -> None:
-    told = failed(b'{"executed":"no","reason":"not with secret"}', "not with secret")
-    fault = fault_in(told, FAR, lambda text: text.replace("secret", "***"))
+def test_secrets_are_redacted_in_the_message_and_data_of_a_remote_hub() -> None:
+    received = failed(b'{"executed":"no","reason":"not with secret"}', "not with secret")
+    fault = fault_in(received, FAR, lambda text: text.replace("secret", "***"))
     assert fault is not None
     assert (fault.message, fault.data) == ("not with ***", Raw(b'{"executed":"no","reason":"not with ***"}'))
 
@@ -103,7 +103,7 @@ def test_a_fault_without_words_has_some() -> None:
 
 
 @pytest.mark.parametrize("metadata", [b"", b"{}", b"7", b'{"executed":"perhaps"}'])
-def test_what_says_nothing_of_it_is_no_fault(metadata: bytes) -> None:
+def test_a_failure_without_executed_is_no_fault(metadata: bytes) -> None:
     assert fault_in(failed(metadata, "It broke"), FAR) is None
     assert fault_in(TaskStatus("failed", 1.0), FAR) is None
 
@@ -116,7 +116,7 @@ def data(text: bytes) -> DataPart:
     return DataPart(Raw(text))
 
 
-def told(text: bytes) -> DataPart:
+def json_part(text: bytes) -> DataPart:
     return DataPart(Raw(text), "application/json")
 
 
@@ -144,7 +144,7 @@ def test_a_schema_is_asked_for_exactly(part: bytes) -> None:
 
 
 @pytest.mark.parametrize("part", [NESTED, b'{"schema":%b}' % NESTED, b'{"type":"object"}', b'{"schema":"x"}', b"{}"])
-def test_what_no_form_can_be_made_of_is_asked_for_in_words(part: bytes) -> None:
+def test_a_question_without_a_usable_form_takes_text(part: bytes) -> None:
     assert question_in((data(part),)).takes_text
 
 
@@ -156,7 +156,7 @@ def test_another_hubs_question_is_passed_on(method: str) -> None:
 
 
 @pytest.mark.parametrize("part", [b'{"method":"tools/call","params":{}}', b'{"method":"roots/list","params":7}'])
-def test_what_is_no_question_is_not_passed_on(part: bytes) -> None:
+def test_data_that_is_no_question_is_not_forwarded(part: bytes) -> None:
     assert not question_in((data(part),)).is_hubs_own
 
 
@@ -164,9 +164,9 @@ def test_what_is_no_question_is_not_passed_on(part: bytes) -> None:
     ("asking", "result", "parts"),
     [
         (question_in(()), b'{"action":"accept","content":{"message":"red"}}', (TextPart("red"),)),
-        (question_in(()), b'{"action":"accept","content":{"message":7}}', (told(b'{"message":7}'),)),
-        (question_in(()), b'{"action":"accept"}', (told(b"{}"),)),
-        (question_in((data(FORM),)), b'{"action":"accept","content":{"n":1.0}}', (told(b'{"n":1.0}'),)),
+        (question_in(()), b'{"action":"accept","content":{"message":7}}', (json_part(b'{"message":7}'),)),
+        (question_in(()), b'{"action":"accept"}', (json_part(b"{}"),)),
+        (question_in((data(FORM),)), b'{"action":"accept","content":{"n":1.0}}', (json_part(b'{"n":1.0}'),)),
         (question_in(()), b'{"action":"decline"}', None),
         (question_in(()), b'{"action":"cancel"}', None),
         (question_in(()), b"7", None),
@@ -191,7 +191,7 @@ class Telling:
         inflight, self.listener = Stage().start(asked)
         self.reports = ProgressReports(inflight)
 
-    def tell(self, *parts: Part, id: str = "m") -> None:
+    def add(self, *parts: Part, id: str = "m") -> None:
         self.reports.report(TaskStatus("working", 1.0, says(*parts, id=id)))
 
     @property
@@ -201,9 +201,9 @@ class Telling:
 
 async def test_each_new_word_is_one_step() -> None:
     telling = Telling()
-    telling.tell(TextPart("one"), TextPart("more"))
-    telling.tell(TextPart("one"), TextPart("more"))
-    telling.tell(TextPart("x" * (WORDS_LENGTH_MAX + 1)), id="n")
+    telling.add(TextPart("one"), TextPart("more"))
+    telling.add(TextPart("one"), TextPart("more"))
+    telling.add(TextPart("x" * (WORDS_LENGTH_MAX + 1)), id="n")
     first, second = telling.on_update
     assert isinstance(first, Progress)
     assert isinstance(second, Progress)
@@ -213,8 +213,8 @@ async def test_each_new_word_is_one_step() -> None:
 
 async def test_a_caller_without_progress_gets_a_log_line() -> None:
     telling = Telling(wants_progress=False)
-    telling.tell(TextPart("one"))
-    telling.tell(DataPart(Raw(b'{"progress":1}')), id="n")
+    telling.add(TextPart("one"))
+    telling.add(DataPart(Raw(b'{"progress":1}')), id="n")
     (line,) = telling.on_update
     assert isinstance(line, LogMessage)
 
@@ -224,7 +224,7 @@ async def test_a_caller_without_progress_gets_a_log_line() -> None:
 )
 async def test_empty_updates_are_not_passed_on(part: Part) -> None:
     telling = Telling()
-    telling.tell(part)
+    telling.add(part)
     telling.reports.report(TaskStatus("working", 1.0))
     assert telling.on_update == []
 
@@ -235,9 +235,9 @@ async def test_a_question_is_no_report() -> None:
     assert telling.on_update == []
 
 
-async def test_a_hubs_report_is_passed_on_without_what_belongs_to_its_hop() -> None:
+async def test_a_hubs_progress_is_forwarded_without_hop_members() -> None:
     telling = Telling()
-    telling.tell(DataPart(Raw(b'{"progress":0.50,"total":1,"progressToken":7,"_meta":{}}')))
+    telling.add(DataPart(Raw(b'{"progress":0.50,"total":1,"progressToken":7,"_meta":{}}')))
     (report,) = telling.on_update
     assert isinstance(report, Progress)
     assert {key: bytes(value) for key, value in report.members.items()} == {"progress": b"0.50", "total": b"1"}

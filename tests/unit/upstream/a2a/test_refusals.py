@@ -42,7 +42,7 @@ async def test_a_refusal_reaches_the_caller_with_its_code(every: Scene) -> None:
     assert (fault.code, fault.message) == (-32602, "only text")
 
 
-async def test_a_refusal_is_reported_without_what_was_sent_to_the_agent(every: Scene) -> None:
+async def test_a_refusal_is_reported_without_secrets(every: Scene) -> None:
     async def refuse(_: SendMessage, out: Out) -> None:
         out.refuse(A2aProblem("invalid_params", "not with secret"))
 
@@ -80,7 +80,7 @@ async def test_a_call_that_a_proxy_refuses_may_have_run(version: str, status: in
     assert fault.executed == "unknown"
 
 
-async def test_an_error_that_is_null_is_none(plain: Scene) -> None:
+async def test_a_null_error_is_ignored(plain: Scene) -> None:
     async def answer(_: SendMessage, out: Out) -> None:
         done = out.envelope(b'{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"}}}')
         out.body(done[:-1] + b',"error":null}')
@@ -88,12 +88,12 @@ async def test_an_error_that_is_null_is_none(plain: Scene) -> None:
     assert texts(await plain.answered(answer)) == []
 
 
-async def test_an_agent_may_leave_out_what_is_empty(scene: Scene) -> None:
+async def test_an_agent_may_omit_empty_members(scene: Scene) -> None:
     async def say(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, HELLO)
-        out.raw(out.told(made(is_more=True)).replace(b',"parts":[]', b""))
-        out.tell(DONE)
+        out.send_updates(WORKING, HELLO)
+        out.raw(out.encoded(made(is_more=True)).replace(b',"parts":[]', b""))
+        out.send_updates(DONE)
         out.end()
 
     assert texts(await scene.answered(say)) == ["hello"]
@@ -110,7 +110,7 @@ async def test_streams_that_agents_do_not_end_leave_room_for_calls(
 ) -> None:
     async def stay(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, HELLO, DONE)
+        out.send_updates(WORKING, HELLO, DONE)
         await asyncio.Event().wait()
 
     monkeypatch.setattr(remote_task, "LINGER_SECONDS", 600)
@@ -130,9 +130,9 @@ def _event(data: bytes) -> Script:
 def _flood() -> Script:
     async def script(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         for _number in range(1000):
-            out.tell(made(TextPart("x" * 1024), is_more=True))
+            out.send_updates(made(TextPart("x" * 1024), is_more=True))
             await asyncio.sleep(0)
         await asyncio.Event().wait()
 
@@ -186,7 +186,7 @@ async def test_the_oldest_goes_where_one_too_many_lingers() -> None:
     assert stopped == [0, 1]
 
 
-async def test_what_has_ended_by_itself_is_not_stopped_and_makes_room() -> None:
+async def test_ended_connections_are_not_stopped_and_free_their_slots() -> None:
     lingering, stopped = DrainingConnections(), list[int]()
     stops = [partial(stopped.append, number) for number in range(DRAINING_MAX + 1)]
     for stop in stops:

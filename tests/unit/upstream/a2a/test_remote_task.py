@@ -1,4 +1,4 @@
-"""Commissions, over real sockets: what agents are told, and what each of their answers means for a call."""
+"""Remote tasks, over real sockets: the requests to agents, and the outcome of each answer."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_skill_with_a_schema_gets_its_arguments_unchanged(scene: Scene) 
     assert sent.message.parts == (DataPart(Raw(b'{"n": 7}'), "application/json"),)
 
 
-async def test_arguments_that_are_none_are_not_sent(scene: Scene) -> None:
+async def test_invalid_arguments_are_not_sent(scene: Scene) -> None:
     listener = await scene.outcome({"message": 7})
     assert isinstance(listener.fault, BadArguments)
     assert scene.agent.asked == []
@@ -108,7 +108,7 @@ async def test_arguments_that_are_none_are_not_sent(scene: Scene) -> None:
 # -- what it answers -------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_stream_brings_forth_is_the_result(every: Scene) -> None:
+async def test_the_artifacts_of_a_stream_are_the_result(every: Scene) -> None:
     updates = (WORKING, HELLO, made(TextPart(", "), is_more=True), made(TextPart("world"), is_more=True), DONE)
     listener = await every.answered(streaming(*updates))
     assert result_of(listener) == {
@@ -144,7 +144,7 @@ async def test_a_message_in_the_place_of_a_task_is_the_result(every: Scene) -> N
     assert result_of(listener)["_meta"] == {"isthmus/agent": {"context_id": "c-9"}}
 
 
-async def test_what_the_agent_says_at_the_end_is_part_of_the_result(every: Scene) -> None:
+async def test_the_agents_final_message_is_part_of_the_result(every: Scene) -> None:
     listener = await every.answered(streaming(WORKING, HELLO, stands("completed", TextPart("That is all."))))
     assert texts(listener) == ["hello", "That is all."]
 
@@ -159,7 +159,7 @@ async def test_a_task_that_fails_is_an_error_with_its_content(every: Scene, stat
     assert words.startswith("The agent ")
 
 
-async def test_a_failure_is_reported_without_what_was_sent_and_an_answer_unchanged(every: Scene) -> None:
+async def test_secrets_are_redacted_in_failures_and_kept_in_answers(every: Scene) -> None:
     every.link.redact = lambda text: text.replace("secret", "***")
     failed = await every.answered(streaming(WORKING, stands("failed", TextPart("not with secret"))))
     assert texts(failed) == ["not with ***"]
@@ -174,7 +174,7 @@ async def test_a_login_that_is_needed_is_an_error_that_says_where(every: Scene) 
     assert texts(listener)[1:] == ["Log in.", '{"url": "https://login.example/"}']
 
 
-async def test_what_it_says_while_it_works_is_progress(every: Scene) -> None:
+async def test_messages_of_a_working_agent_are_progress(every: Scene) -> None:
     updates = (WORKING, stands("working", TextPart("one")), stands("working", TextPart("two")), DONE)
     listener = await every.answered(streaming(*updates), wants_progress=True)
     reports = [event.members for event in listener.events if isinstance(event, Progress)]
@@ -225,7 +225,7 @@ async def test_an_agent_that_cannot_stream_is_looked_at_until_it_is_done(plain: 
     assert [type(asked) for asked in plain.agent.asked] == [SendMessage, GetTask, GetTask, GetTask]
     (sent,) = plain.agent.sent()
     assert (sent.waits, sent.is_stream) == (False, False)
-    assert len(listener.events) == 1, "the same words are told once"
+    assert len(listener.events) == 1, "the same message is reported once"
 
 
 async def test_an_answer_that_is_only_in_the_history_is_found(plain: Scene) -> None:
@@ -250,7 +250,7 @@ async def test_a_stream_that_breaks_is_gone_on_with_and_nothing_is_sent_twice(ev
     async def follow(_: SubscribeToTask, out: Out) -> None:
         every.agent.tasks[TASK] = task("completed", Artifact("a", (TextPart("all"),)))
         out.begin()
-        out.tell(DONE)
+        out.send_updates(DONE)
         out.end()
 
     every.agent.scripts[SubscribeToTask] = follow
@@ -259,13 +259,13 @@ async def test_a_stream_that_breaks_is_gone_on_with_and_nothing_is_sent_twice(ev
     assert [type(asked) for asked in every.agent.asked] == [SendMessage, GetTask, SubscribeToTask, GetTask]
 
 
-async def test_an_agent_that_forgets_what_has_ended_costs_no_result(scene: Scene) -> None:
+async def test_an_agent_that_forgets_ended_tasks_loses_no_result(scene: Scene) -> None:
     scene.agent.tasks[TASK] = WORKING
 
     async def follow(_: SubscribeToTask, out: Out) -> None:
         scene.agent.tasks.clear()
         out.begin()
-        out.tell(HELLO, DONE)
+        out.send_updates(HELLO, DONE)
         out.end()
 
     scene.agent.scripts[SubscribeToTask] = follow
@@ -302,7 +302,7 @@ async def test_an_agent_that_is_not_there_provably_ran_nothing(scene: Scene) -> 
 async def test_an_agent_that_goes_away_in_the_middle_is_asked_a_few_times(scene: Scene) -> None:
     async def leave(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         scene.agent.scripts[GetTask] = hang_up
         out.end()
 
@@ -318,7 +318,7 @@ async def test_an_agent_that_goes_away_in_the_middle_is_asked_a_few_times(scene:
 # -- questions -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_the_agent_asks_is_put_to_the_caller_and_the_answer_goes_on_with_the_task(every: Scene) -> None:
+async def test_an_agents_question_goes_to_the_caller_and_the_answer_to_the_task(every: Scene) -> None:
     every.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = every.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
@@ -421,7 +421,7 @@ def working_for_long(scene: Scene, looks: int) -> None:
 
 
 async def break_off(_: SendMessage, out: Out) -> None:
-    out.tell_some(stands("working", at=3.0))
+    out.send_some(stands("working", at=3.0))
     raise HangUp
 
 
@@ -478,7 +478,7 @@ async def test_a_question_that_is_shown_until_its_answer_is_read_is_asked_once(
     assert (texts(listener), len(listener.asked)) == (["hello"], 1)
 
 
-async def test_what_was_brought_forth_before_a_question_is_shown_with_it(every: Scene) -> None:
+async def test_artifacts_before_a_question_are_shown_with_it(every: Scene) -> None:
     listener = await every.answered(streaming(WORKING, HELLO, stands("input_required", TextPart("Sure?"))))
     assert texts(listener)[:2] == ["hello", "Sure?"]
 
@@ -501,7 +501,7 @@ def has_asked(listener: Listener, times: int) -> bool:
 async def test_an_agent_that_asks_for_ever_gets_nowhere(scene: Scene) -> None:
     async def ask(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(stands("input_required", TextPart("Which one?"), at=len(scene.agent.asked)))
+        out.send_updates(stands("input_required", TextPart("Which one?"), at=len(scene.agent.asked)))
         out.end()
 
     scene.agent.scripts[SendMessage] = ask
@@ -517,12 +517,12 @@ async def test_an_agent_that_asks_for_ever_gets_nowhere(scene: Scene) -> None:
 
 
 async def test_a_call_that_is_given_up_is_given_up_over_there(every: Scene) -> None:
-    told = asyncio.Event()
+    received = asyncio.Event()
 
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, stands("working", TextPart("one")))
-        told.set()
+        out.send_updates(WORKING, stands("working", TextPart("one")))
+        received.set()
         await asyncio.Event().wait()
 
     every.agent.scripts[SendMessage] = work
@@ -542,7 +542,7 @@ async def test_a_cancellation_before_the_task_has_an_id_waits_for_the_id(scene: 
     async def work(_: SendMessage, out: Out) -> None:
         await may_say.wait()
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         await asyncio.Event().wait()
 
     scene.agent.scripts[SendMessage] = work
@@ -559,7 +559,7 @@ async def test_a_cancellation_before_the_task_has_an_id_waits_for_the_id(scene: 
 async def test_an_agent_that_takes_too_long_gets_a_cancel(scene: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         await asyncio.Event().wait()
 
     listener = await scene.answered(work, timeout=0.2)
@@ -572,7 +572,7 @@ async def test_an_agent_that_takes_too_long_gets_a_cancel(scene: Scene) -> None:
 async def test_a_closed_link_cancels_at_its_agent(every: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, stands("working", TextPart("one")))
+        out.send_updates(WORKING, stands("working", TextPart("one")))
         await asyncio.Event().wait()
 
     every.agent.scripts[SendMessage] = work
@@ -604,7 +604,7 @@ async def hang(_: Any, out: Out) -> None:
     await asyncio.Event().wait()
 
 
-def has_heard(scene: Scene, kind: type, times: int) -> bool:
+def has_received(scene: Scene, kind: type, times: int) -> bool:
     return sum(isinstance(asked, kind) for asked in scene.agent.asked) == times
 
 
@@ -615,7 +615,7 @@ async def test_calls_that_are_given_up_before_they_have_a_name_leave_room_for_ot
     scene.agent.scripts[SendMessage] = hang
     for number in range(MANY):
         inflight, _ = scene.start()
-        await until(partial(has_heard, scene, SendMessage, number + 1))
+        await until(partial(has_received, scene, SendMessage, number + 1))
         inflight.cancel("enough")
     assert texts(await scene.answered(streaming(WORKING, HELLO, DONE))) == ["hello"]
 
@@ -633,11 +633,11 @@ async def test_tasks_whose_end_an_agent_does_not_acknowledge_leave_room_for_call
         inflight, listener = scene.start(client_caps=ASKABLE)
         await until(partial(has_asked, listener, 1))
         inflight.cancel("enough")
-        await until(partial(has_heard, scene, CancelTask, number + 1))
+        await until(partial(has_received, scene, CancelTask, number + 1))
     assert texts(await scene.answered(streaming(WORKING, HELLO, DONE))) == ["hello"]
 
 
-async def test_a_link_that_is_closed_ends_what_runs_on_it(scene: Scene) -> None:
+async def test_closing_a_link_ends_its_running_calls(scene: Scene) -> None:
     _, listener = scene.start()
     await until(lambda: bool(scene.agent.asked))
     await scene.link.aclose()
@@ -690,7 +690,7 @@ async def test_a_tool_without_a_place_for_the_task_cannot_go_on_unasked(scene: S
 @pytest.mark.parametrize(
     "odd", [replace(WORKING, id=""), replace(WORKING, id="x" * 1001), replace(WORKING, context="x" * 1001)]
 )
-async def test_a_task_without_an_id_that_can_be_repeated_is_none(scene: Scene, odd: Task) -> None:
+async def test_a_task_without_a_usable_id_is_a_bad_reply(scene: Scene, odd: Task) -> None:
     fault = (await scene.answered(streaming(odd))).fault
     assert isinstance(fault, BadReply)
     assert "without an id" in fault.message
@@ -758,14 +758,14 @@ async def test_cancelling_a_task_with_the_callers_own_id_need_not_wait(scene: Sc
         await scene.agent.cancelled.wait()
 
 
-async def test_what_has_not_left_is_given_up_without_a_word(scene: Scene) -> None:
+async def test_an_unsent_call_is_cancelled_silently(scene: Scene) -> None:
     inflight, listener = scene.start()
     inflight.cancel("enough")
     assert (listener.fault.executed, scene.agent.asked) == ("no", [])
 
 
 @pytest.mark.parametrize("last", ["hang up", "nonsense", "another task", "silence"])
-async def test_a_cancelled_call_that_waits_for_an_id_accepts_what_comes(scene: Scene, last: str) -> None:
+async def test_a_cancelled_call_that_waits_for_an_id_accepts_any_outcome(scene: Scene, last: str) -> None:
     may_say = asyncio.Event()
 
     async def work(_: SendMessage, out: Out) -> None:
@@ -776,7 +776,7 @@ async def test_a_cancelled_call_that_waits_for_an_id_accepts_what_comes(scene: S
         if last == "nonsense":
             out.raw(b"data: nonsense\n\n")
         elif last == "another task":
-            out.tell(replace(WORKING, id=""))
+            out.send_updates(replace(WORKING, id=""))
         out.end()
 
     scene.agent.scripts[SendMessage] = work
@@ -807,16 +807,16 @@ async def test_updates_on_a_stream_are_signs_of_life(scene: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
         for step in range(6):
-            out.tell(made(TextPart("."), is_more=step > 0))
+            out.send_updates(made(TextPart("."), is_more=step > 0))
             await asyncio.sleep(0.1)
-        out.tell(DONE)
+        out.send_updates(DONE)
         out.end()
 
     assert texts(await scene.answered(work)) == ["......"]
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-async def test_what_a_look_shows_is_a_sign_of_life_if_it_is_new(plain: Scene, *, is_stuck: bool) -> None:
+async def test_a_poll_prolongs_the_call_if_it_shows_news(plain: Scene, *, is_stuck: bool) -> None:
     plain.stage.server_queue.timeout = 0.3
     looks = 0
 

@@ -1,4 +1,4 @@
-"""What an agent brings forth, put together and shown as a result."""
+"""Artifacts of an agent, assembled into a result."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_text_that_arrives_word_by_word_is_one_text() -> None:
     assert all_of_it.parts() == (TextPart("one two three"), TextPart("another"))
 
 
-def test_what_a_hub_sends_part_by_part_stays_in_parts() -> None:
+def test_parts_sent_by_a_hub_stay_separate() -> None:
     all_of_it = gathered(is_hub=True)
     all_of_it.add(made(TextPart("one")))
     all_of_it.add(made(TextPart("two"), is_more=True))
     assert all_of_it.parts() == (TextPart("one"), TextPart("two"))
 
 
-def test_what_a_hub_cut_is_put_together() -> None:
+def test_pieces_cut_by_a_hub_are_joined() -> None:
     all_of_it = gathered(is_hub=True)
     whole = base64.b64encode(b"x" * 30).decode()
     for number in range(3):
@@ -95,7 +95,7 @@ def test_bytes_that_were_encoded_piece_by_piece_are_the_same_bytes(pieces: list[
     assert base64.b64decode(file.content or "") == b"".join(pieces)
 
 
-def test_base64_that_is_none_stays_the_text_that_it_was() -> None:
+def test_invalid_base64_stays_the_original_text() -> None:
     all_of_it = gathered(is_hub=True)
     all_of_it.add(made(FilePart("a=", metadata=piece(0))))
     all_of_it.add(made(FilePart("b", metadata=piece(1)), is_more=True))
@@ -132,11 +132,11 @@ def test_an_agent_cannot_fill_the_hub() -> None:
         DataPart(Raw(b"1"), metadata=Raw(b'{"k":"%b"}' % (b"x" * LIMIT))),
     ],
 )
-def test_what_is_said_about_a_part_counts_too(large: Part) -> None:
+def test_metadata_of_a_part_counts_toward_the_limit(large: Part) -> None:
     assert gathered().add(made(large)) == f"artifacts of over {LIMIT} bytes"
 
 
-def test_only_what_is_kept_of_an_artifact_counts() -> None:
+def test_only_the_kept_parts_of_an_artifact_count() -> None:
     all_of_it = gathered()
     data = [DataPart(Raw(b"1"))] * (PARTS_MAX // 4)
     half = "x" * (LIMIT // 4)
@@ -188,7 +188,7 @@ def test_data_is_never_a_piece() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_object_is_the_structured_content_and_several_are_none() -> None:
+def test_structured_content_is_set_only_for_a_single_object() -> None:
     one, other = DataPart(Raw(b'{"b":1,\n"a":2.50}')), DataPart(Raw(b"{}"))
     assert result_of((one,), TaskRef()).payload == Raw(
         b'{"content":[{"type":"text","text":"{\\"b\\":1,\\"a\\":2.50}"}],'
@@ -240,7 +240,7 @@ BLOCKS: list[dict[str, Any]] = [
         {"content": [{"type": "new", "x": 1}], "structuredContent": {"result": 3}},
     ],
 )
-def test_what_a_server_returned_is_put_together_again(result: dict[str, Any]) -> None:
+def test_a_servers_result_is_reassembled(result: dict[str, Any]) -> None:
     parts = parts_of(Raw(json.dumps(result).encode()))
     again = json.loads(bytes(result_of(parts, TaskRef(), is_hub=True).payload))
     expected = {**result, "isError": False}

@@ -47,7 +47,7 @@ class Dialler:
         self.holds_calls = False
         self.answers_pings = True
         self.acknowledges = True
-        """Whether it says, being modern, that it tells of changes."""
+        """Whether it acknowledges subscriptions, as a modern server."""
         self.client: str | None = "192.0.2.7"
         self.asked: list[Json] = []
         """Everything that it was sent."""
@@ -129,7 +129,7 @@ class Dialler:
         self.say(id=id, result={"content": [{"type": "text", "text": text}]})
 
     def acknowledge(self) -> None:
-        """Say that it tells of changes from now on."""
+        """Acknowledge subscriptions from now on."""
         self.say(method="notifications/subscriptions/acknowledged", params={})
 
     def calls(self) -> list[Json]:

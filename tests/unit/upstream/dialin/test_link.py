@@ -1,4 +1,4 @@
-"""One link for every caller of a server that dialled in: what is asked, told, taken back and bounded on it."""
+"""One link for all callers of a dial-in server: questions, notifications, cancellations and bounds on it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def replies(server: Dialler) -> list[Json]:
 
 
 def methods(server: Dialler) -> list[str]:
-    """What the server was asked and told, by name."""
+    """The requests and notifications that the server received, by name."""
     return [message["method"] for message in server.asked if "method" in message]
 
 
@@ -187,8 +187,8 @@ async def test_a_call_that_is_given_up_is_cancelled_at_the_server() -> None:
         request = await sent(server)
         inflight.cancel("nobody wants to know any more")
         await until(lambda: "notifications/cancelled" in methods(server))
-        (told,) = (each for each in server.asked if each.get("method") == "notifications/cancelled")
-        assert told["params"]["requestId"] == request["id"]
+        (received,) = (each for each in server.asked if each.get("method") == "notifications/cancelled")
+        assert received["params"]["requestId"] == request["id"]
         assert listener.ends
 
 
@@ -247,7 +247,7 @@ async def test_levels_that_callers_choose_reach_it() -> None:
         assert again.asked[-1]["params"]["level"] == "warning"
 
 
-async def test_what_it_logs_beside_calls_is_the_operators() -> None:
+async def test_log_lines_outside_calls_go_to_the_operator() -> None:
     async with scene() as at:
         server = await holding(at)
         server.say(method="notifications/message", params={"level": "info", "data": "ticking"})
@@ -347,7 +347,7 @@ def test_the_same_caller_always_has_the_same_mark_of_its_own() -> None:
     assert mark_of("another", a_call()).caller not in marks
 
 
-def test_a_conversation_is_one_callers_and_a_call_of_none_has_none() -> None:
+def test_conversations_differ_by_caller_and_a_call_without_a_session_has_none() -> None:
     assert mark_of("robot", a_call()).session == ""
     assert len({mark_of("robot", a_call(name, session=s)).session for name in ("alice", "berta") for s in "ab"}) == 4
 
@@ -379,7 +379,7 @@ def test_no_caller_brings_its_own() -> None:
 @pytest.mark.parametrize(
     "text", [b"5", b'"x"', b"{}", b'{"caller":""}', b'{"caller":1}', b'{"caller":"%b"}' % (b"x" * 99)]
 )
-def test_what_is_no_mark_is_none(text: bytes) -> None:
+def test_an_invalid_conversation_mark_is_ignored(text: bytes) -> None:
     assert read_mark(msgspec.Raw(text)) is None
     assert read_mark(None) is None
     assert read_mark(msgspec.Raw(b'{"caller":"x"}')) == ConversationMark("x")

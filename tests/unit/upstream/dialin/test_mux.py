@@ -67,12 +67,12 @@ class Server:
     def __init__(self, channel: MuxChannel, server_id: str | None) -> None:
         self.channel = channel
         self.server_id = server_id
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.flushes = 0
         self.reason: str | None = None
 
     def read(self, text: bytes | memoryview) -> None:
-        self.heard.append(bytes(text))
+        self.received.append(bytes(text))
 
     def flush(self) -> None:
         self.flushes += 1
@@ -128,7 +128,7 @@ def test_each_channel_receives_and_sends_its_own_messages(scene: Scene) -> None:
     one.channel.write(one.channel.frame(b'{"id": 1, "of": "one"}'))
     two.channel.named("robot_two", 5.0)
 
-    assert (one.heard, two.heard) == ([b'{"id": 2}'], [b'{"id": 1}'])
+    assert (one.received, two.received) == ([b'{"id": 2}'], [b'{"id": 1}'])
     assert scene.socket.said() == [
         mux.ChannelMessage(1, b'{"id": 1, "of": "one"}'),
         ChannelOpened(7, "robot_two", grace=5.0),
@@ -136,7 +136,7 @@ def test_each_channel_receives_and_sends_its_own_messages(scene: Scene) -> None:
     assert one.channel.client == "192.0.2.7"
 
 
-def test_what_left_is_the_sockets_account(scene: Scene) -> None:
+def test_sent_bytes_are_counted_by_the_socket(scene: Scene) -> None:
     one, two = scene.open(1), scene.open(2)
     scene.socket.left = scene.socket.written
     first = one.channel.write(one.channel.frame(b"a"))
@@ -167,7 +167,7 @@ def test_closing_a_channel_closes_no_other(scene: Scene) -> None:
     assert not one.channel.has_left(offset)
     scene.host.read(mux.write_message(1, b"too late"))
     scene.host.read(mux.write_closed(ChannelClosed(1)))
-    assert (one.heard, two.heard) == ([], [])
+    assert (one.received, two.received) == ([], [])
     assert scene.socket.closing is None
 
 
@@ -178,7 +178,7 @@ def test_a_channel_that_the_hub_gives_up_is_closed_at_the_client_and_receives_no
     one.channel.close(1011, "twice")
     assert scene.socket.said() == [ChannelClosed(1, 1011, "it wrote garbage")]
     scene.host.read(mux.write_message(1, b"x"))
-    assert one.heard == []
+    assert one.received == []
     assert one.reason is None
     assert scene.open(1).channel.is_open, "its number is free again"
 
@@ -196,7 +196,7 @@ def test_a_refused_channel_is_closed_and_receives_nothing(scene: Scene) -> None:
     server = scene.open(1)
     assert scene.socket.said() == [ChannelOpened(1), ChannelClosed(1, 1008, "no room")]
     scene.host.read(mux.write_message(1, b"x"))
-    assert server.heard == []
+    assert server.received == []
 
 
 def test_the_sockets_end_is_every_channels(scene: Scene) -> None:
@@ -222,7 +222,7 @@ def test_a_client_that_does_not_keep_to_the_frames_is_closed_with_a_reason(scene
     assert scene.endings == 1
 
 
-def test_there_are_so_many_channels_and_no_more(scene: Scene) -> None:
+def test_a_channel_over_the_limit_is_refused(scene: Scene) -> None:
     for number in range(1, mux.CHANNELS_MAX + 1):
         scene.open(number)
     scene.socket.said()
@@ -264,27 +264,27 @@ def reply(message: str, data: Any) -> ErrorReply:
 
 
 def test_a_call_that_its_server_did_not_answer_ended_as_if_this_hub_had_kept_it() -> None:
-    told: dict[str, Any] = {"executed": "unknown", "reason": "lost", "server": "one"}
-    lost = read_error(NAME, reply("Lost server one during the call: killed by signal 9", told))
+    received: dict[str, Any] = {"executed": "unknown", "reason": "lost", "server": "one"}
+    lost = read_error(NAME, reply("Lost server one during the call: killed by signal 9", received))
     assert isinstance(lost, Lost)
     assert lost.is_behind
     assert (lost.executed, lost.message) == ("unknown", "Lost server robot_one during the call: killed by signal 9")
 
-    told = {"executed": "no", "reason": "draining", "retryAfter": 1}
-    refused = read_error(NAME, reply("The hub is shutting down", told))
+    received = {"executed": "no", "reason": "draining", "retryAfter": 1}
+    refused = read_error(NAME, reply("The hub is shutting down", received))
     assert isinstance(refused, NotConnected)
     assert (refused.executed, refused.why) == ("no", "The hub is shutting down")
 
 
 @pytest.mark.parametrize("own", [{"hint": [1, {"a": None}]}, None])
 def test_a_servers_own_error_comes_out_as_it_was(own: dict[str, Any] | None) -> None:
-    told = {**(own or {}), "executed": "yes", "reason": "server_error", "server": "one"}
-    error = read_error(NAME, reply("no such file", told))
+    received = {**(own or {}), "executed": "yes", "reason": "server_error", "server": "one"}
+    error = read_error(NAME, reply("no such file", received))
     assert error == reply("no such file", own)
 
 
 @pytest.mark.parametrize("data", [None, 5, [], {}, {"executed": "no"}, {"executed": "maybe", "reason": "x"}])
-def test_what_is_no_hubs_word_is_left_as_it_is(data: Any) -> None:
+def test_errors_without_hub_data_are_unchanged(data: Any) -> None:
     error = reply("oh", data)
     assert read_error(NAME, error) is error
 

@@ -62,7 +62,7 @@ async def test_a_server_is_invisible_before_it_was_listed_and_waiters_learn_when
         assert json.loads(agent_server.welcome)["serverInfo"]["name"] == "clock"
 
 
-async def test_without_a_server_id_it_is_what_it_calls_itself() -> None:
+async def test_without_a_server_id_the_servers_own_name_is_used() -> None:
     async with scene() as at:
         for server in (Dialler("clock"), Dialler("lamp"), Dialler(None)):
             await at.agent_server(server)
@@ -154,7 +154,7 @@ async def test_a_server_that_refuses_every_greeting_is_sent_away() -> None:
         assert server.closed == [(1008, "it refused to initialize: not today (-1)")]
 
 
-async def test_what_a_server_says_at_length_when_it_refuses_is_cut_in_the_log_and_to_itself() -> None:
+async def test_a_long_refusal_is_cut_in_the_log_and_in_the_close_reason() -> None:
     async with scene() as at:
         server = Dialler()
         server.is_mute = True
@@ -207,7 +207,7 @@ async def test_this_hub_itself_is_sent_away() -> None:
 # -- the same once more ----------------------------------------------------------------------------------------------
 
 
-async def test_the_newest_of_a_server_id_replaces_the_old_and_what_the_old_still_does_is_no_matter() -> None:
+async def test_the_newest_connection_of_a_server_id_replaces_the_old_one() -> None:
     async with scene() as at:
         old = await at.agent_server(Dialler("old"), "s1")
         old.holds_calls = True
@@ -362,7 +362,7 @@ async def test_away_its_tools_are_kept_and_marked_and_calls_fail_at_once() -> No
         assert (shown.state, shown.reason, shown.since, shown.tools) == ("away", reason, at.time, ("now",))
 
 
-async def test_what_had_not_left_did_not_run() -> None:
+async def test_unsent_calls_did_not_run() -> None:
     async with scene() as at:
         server = await at.agent_server(Dialler())
         server.holds_calls = True
@@ -395,7 +395,7 @@ async def test_the_grace_is_the_agents_own_and_changes_at_once() -> None:
         assert isinstance(waiting.fault, NotConnected)
 
 
-async def test_the_next_one_takes_over_from_one_that_leaves_which_answers_what_it_was_sent() -> None:
+async def test_a_leaving_server_answers_its_calls_and_the_next_one_takes_over() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
         old, new = Dialler(), Dialler()
         old.holds_calls = True
@@ -415,7 +415,7 @@ async def test_the_next_one_takes_over_from_one_that_leaves_which_answers_what_i
         assert (at.hub.running(), at.book.connections()) == (0, 1)
 
 
-async def test_one_that_leaves_is_away_whatever_it_says_and_whatever_it_is_called() -> None:
+async def test_a_leaving_server_is_away_and_gets_no_calls() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
         old = await at.agent_server(Dialler())
         old.say_goodbye()
@@ -460,36 +460,36 @@ async def test_a_server_that_is_away_for_long_is_forgotten() -> None:
 async def test_a_watcher_that_fails_keeps_notifications_from_no_other() -> None:
     async with scene() as at:
         roster = at.book.roster("kitchen")
-        told: list[str] = []
+        received: list[str] = []
 
         def fail() -> None:
             raise RuntimeError("broken")
 
         roster.watch(fail)
-        roster.watch(lambda: told.append("something"))
+        roster.watch(lambda: received.append("something"))
         await at.agent_server(Dialler())
-        assert told
+        assert received
         assert at.servers() == {"kitchen_clock": "ready"}
 
 
 async def test_a_roster_notifies_of_every_change_and_is_new_only_when_a_server_joins_or_leaves() -> None:
     async with scene(DialInSettings(max_servers=1)) as at:
         roster = at.book.roster("kitchen")
-        told: list[int] = []
-        unwatch = roster.watch(lambda: told.append(len(roster.servers())))
+        received: list[int] = []
+        unwatch = roster.watch(lambda: received.append(len(roster.servers())))
         server = await at.agent_server(Dialler())
         servers = roster.servers()
-        assert told[-1] == 1
+        assert received[-1] == 1
         server.leave()
         assert roster.servers() is servers
-        heard = len(told)
+        notified = len(received)
         await at.agent_server(Dialler("lamp"))
-        assert len(told) > heard
+        assert len(received) > notified
         assert [agent_server.server_id for agent_server in roster.servers()] == ["lamp"]
         unwatch()
-        heard = len(told)
+        notified = len(received)
         await at.agent_server(Dialler("lamp"), "lamp")
-        assert len(told) == heard
+        assert len(received) == notified
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
@@ -644,7 +644,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.servers = {b"1": Dialler("one"), b"2": Dialler("two")}
-        self.told: list[Any] = []
+        self.messages: list[Any] = []
         self.closed: list[tuple[int, str]] = []
         self.receiver: MessageReceiver
 
@@ -662,7 +662,7 @@ class Shared:
         for line in data.splitlines():
             number, _, message = line.partition(b" ")
             if number == b"0":
-                self.told.append(json.loads(message))
+                self.messages.append(json.loads(message))
             else:
                 self.servers[number].write(message + b"\n")
         return 0
@@ -704,12 +704,18 @@ async def test_servers_that_share_a_socket_are_one_connection_and_get_their_name
         socket.open(at.book)
         await at.quiet()
         assert at.servers() == {"kitchen_one": "ready", "kitchen_two": "ready"}
-        assert {told["server"] for told in socket.told if "server" in told} == {"kitchen_one", "kitchen_two"}
+        assert {received["server"] for received in socket.messages if "server" in received} == {
+            "kitchen_one",
+            "kitchen_two",
+        }
         assert (at.book.connections(), at.book.connections_of("kitchen")) == (1, 1)
         assert text_of(await at.call("kitchen_two.now")) == "two: now"
         assert all(shown.is_muxed for shown in at.book.servers())
         at.book.change(DialInSettings(agents={"kitchen": AgentRules(name="home")}))
-        assert [told["server"] for told in socket.told if "server" in told][2:] == ["home_two", "home_one"]
+        assert [received["server"] for received in socket.messages if "server" in received][2:] == [
+            "home_two",
+            "home_one",
+        ]
         at.book.change(DialInSettings())
         at.book.recheck(lambda _claim: False)
         assert socket.closed == [(1008, "token已失效")]
@@ -870,7 +876,7 @@ async def test_an_agent_that_is_called_otherwise_has_its_servers_renamed_those_t
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_socket_whose_token_is_good_no_more_is_cut() -> None:
+async def test_a_socket_with_a_revoked_token_is_closed() -> None:
     async with scene() as at:
         good, bad = Claim("kitchen", id="good"), Claim("kitchen", id="bad")
         kept, cut = await at.agent_server(Dialler("kept"), claim=good), await at.agent_server(Dialler("cut"), claim=bad)
@@ -911,7 +917,7 @@ async def test_every_socket_is_closed_once_when_the_hub_shuts_down_and_no_new_on
         await at.book.aclose()
 
 
-async def test_what_is_shown_of_a_server() -> None:
+async def test_a_servers_summary_has_its_state_and_calls() -> None:
     async with scene() as at:
         server = await at.agent_server(Dialler())
         server.holds_calls = True

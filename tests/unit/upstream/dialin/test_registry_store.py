@@ -1,4 +1,4 @@
-"""What is remembered of servers that dialled in: kept, read again by the next hub, bounded, and never in the way."""
+"""Stored dial-in servers: written, read by the next hub, bounded, and never in the way of calls."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ class Counting(MemoryJournal):
 
 
 async def put(journal: Journal, document: Document) -> None:
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    journal.write((document,), told.set_result)
-    assert await told == "kept"
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    journal.write((document,), results.set_result)
+    assert await results == "kept"
 
 
-async def test_the_next_hub_knows_every_server_and_what_it_listed(journal: Journal) -> None:
+async def test_the_next_hub_knows_every_server_and_its_list(journal: Journal) -> None:
     gone = record(seen=NOW - 7, is_named=True, title="Phone 1.0")
     here = record("lamp", "acme/家", came=NOW - 50, is_here=True)
     async with hub(journal) as first:
@@ -134,7 +134,7 @@ async def test_a_server_that_comes_and_goes_is_written_once_a_round() -> None:
     assert [each.is_here for each in await remembered(journal)] == [False]
 
 
-async def test_what_has_not_changed_is_not_written_again() -> None:
+async def test_unchanged_records_are_not_written_again() -> None:
     journal = Counting()
     for _ in range(2):
         async with hub(journal) as keeping:
@@ -250,7 +250,7 @@ async def test_a_damaged_document_costs_a_warning_and_can_be_written_anew(body: 
 
 
 @pytest.mark.parametrize("verdict", ["conflict", "unknown"])
-async def test_what_the_journal_is_unsure_of_is_written_once_more(verdict: WriteResult) -> None:
+async def test_unconfirmed_writes_are_repeated_once(verdict: WriteResult) -> None:
     journal = Counting((verdict,))
     background = BackgroundTasks()
     keeping = RegistryStore(journal, background, lambda: NOW)
@@ -312,7 +312,7 @@ async def test_a_journal_that_cannot_be_read_costs_a_line_in_the_log() -> None:
 async def test_a_journal_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(MemoryJournal):
         def write(self, documents: object, done: OnWritten, facts: object = ()) -> None:
-            """Nobody hears of it again."""
+            """It never notifies again."""
 
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
     background = BackgroundTasks()

@@ -1,4 +1,4 @@
-"""What servers that dial in are called: legal, short, unique, and the same every time."""
+"""Names of servers that dial in: legal, short, unique, and stable."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_names_that_begin_as_those_of_a_configured_agent_are_its_own_before_it_c
         assert re.fullmatch(r"\w+_[0-9a-f]{6}", best(names, agent, server_id)), agent
 
 
-def test_what_else_is_said_of_agents_changes_no_names() -> None:
+def test_other_settings_of_agents_change_no_names() -> None:
     assert NameRules({"a": AgentRules(grace=1)}) == NameRules({"a": AgentRules(name="a", deny=("*",))})
     assert NameRules({"a": AgentRules()}) != NOBODY
 
@@ -100,7 +100,7 @@ def test_what_else_is_said_of_agents_changes_no_names() -> None:
     ("said", "kept"),
     [(None, "default"), ("", "default"), (" \n\0", "default"), (" a\tclock ", "aclock"), ("x" * 100, "x" * 64)],
 )
-def test_what_a_server_calls_itself_is_made_printable_and_short(said: str | None, kept: str) -> None:
+def test_a_servers_own_name_is_made_printable_and_short(said: str | None, kept: str) -> None:
     assert own_id(said) == kept
 
 

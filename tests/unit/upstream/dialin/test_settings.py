@@ -1,4 +1,4 @@
-"""How servers that dial in are kept: what may be said, and whose word counts."""
+"""Settings of dial-in servers: valid values, and which of two settings counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(words: dict[str, Any], s
         DialInSettings(**words)
 
 
-def test_an_agents_own_grace_counts_also_if_it_is_none_at_all() -> None:
+def test_an_agents_own_grace_counts_even_if_it_is_zero() -> None:
     agents = {"own": AgentRules(grace=5.0), "none": AgentRules(grace=0.0), "silent": AgentRules()}
     settings = DialInSettings(grace=30.0, agents=agents)
     assert [settings.grace_of(agent) for agent in ("own", "none", "silent", "unknown")] == [5.0, 0.0, 30.0, 30.0]

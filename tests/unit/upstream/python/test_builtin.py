@@ -1,4 +1,4 @@
-"""What a hub shows of its own process: it follows the table of functions, and has some of its own."""
+"""The hub's own server: it follows the table of functions, and has some built-in tools."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_function_registered_in_another_thread_comes_over(scene: Scene) 
     thread.join(5)
 
 
-async def test_what_was_there_before_the_hub_is_shown_too(background: BackgroundTasks) -> None:
+async def test_functions_registered_before_the_hub_are_listed_too(background: BackgroundTasks) -> None:
     first = Scene(background)
     first.register()
     second = HubFunctions(first.hub, background, [], registry=first.registry)
@@ -262,8 +262,8 @@ async def test_an_echo_is_its_text(local_scene: LocalScene) -> None:
 
 
 async def test_the_time_is_returned_in_two_forms(local_scene: LocalScene) -> None:
-    told = {"iso": "1970-01-01T00:00:01.500000+00:00", "unix": 1.5}
-    assert shown(await local_scene.run("timestamp"))["structuredContent"] == told
+    received = {"iso": "1970-01-01T00:00:01.500000+00:00", "unix": 1.5}
+    assert shown(await local_scene.run("timestamp"))["structuredContent"] == received
 
 
 async def test_lines_are_kept_and_read_back_oldest_first(local_scene: LocalScene) -> None:
@@ -286,5 +286,5 @@ async def test_a_tool_that_fails_is_a_defect_of_the_hub(local_scene: LocalScene)
     assert isinstance((await local_scene.run("fail")).fault, Bug)
 
 
-async def test_no_function_can_take_the_name_of_what_every_hub_has() -> None:
+async def test_no_function_can_take_the_name_of_a_builtin_tool() -> None:
     assert {tool.name for tool in builtin_tools(MemoryJournal(), lambda: 1.5)} == RESERVED

@@ -1,4 +1,4 @@
-"""What functions ask of whoever is behind their caller, and every way in which there is no answer."""
+"""Questions of functions to their caller, and every way in which there is no answer."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ async def ended(asked: Listener) -> Any:
         await asked.ended.wait()
     (outcome,) = asked.ends
     assert isinstance(outcome, Result), outcome
-    told = json.loads(bytes(outcome.payload))
-    return told["content"][0]["text"] if outcome.is_error else told["structuredContent"]
+    response = json.loads(bytes(outcome.payload))
+    return response["content"][0]["text"] if outcome.is_error else response["structuredContent"]
 
 
 @pytest_asyncio.fixture
@@ -97,7 +97,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 @pytest.mark.parametrize("function", [greet, greet_blocking])
-async def test_an_answer_is_what_the_function_gets(scene: Scene, function: Callable[..., Any]) -> None:
+async def test_the_function_receives_the_answer(scene: Scene, function: Callable[..., Any]) -> None:
     answer = {"action": "accept", "content": {"name": "Ann"}}
     assert await scene.answered(function, answer) == {"name": "Ann"}
 
@@ -117,7 +117,7 @@ async def test_without_a_schema_an_answer_is_a_yes(scene: Scene) -> None:
 
 @pytest.mark.parametrize("function", [greet, greet_blocking])
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_refusal_is_none(scene: Scene, function: Callable[..., Any], action: str) -> None:
+async def test_a_declined_question_returns_none(scene: Scene, function: Callable[..., Any], action: str) -> None:
     assert await scene.answered(function, {"action": action}) == {"result": None}
 
 
@@ -133,7 +133,7 @@ async def test_a_refusal_is_none(scene: Scene, function: Callable[..., Any], act
         (Declined(-32000, "not today"), "NoAnswerError: not today"),
     ],
 )
-async def test_what_is_no_answer_is_the_tool_s_error(
+async def test_an_unanswered_question_is_an_error_of_the_tool(
     scene: Scene, function: Callable[..., Any], answer: Any, words: str
 ) -> None:
     assert (await scene.answered(function, answer)).startswith(words)
@@ -154,7 +154,7 @@ async def test_a_function_can_know_beforehand(scene: Scene) -> None:
     assert await ended(scene.start(look, frozenset())) == {"result": False}
 
 
-async def test_a_function_that_asks_no_more_takes_its_question_back(scene: Scene) -> None:
+async def test_a_function_that_stops_waiting_retracts_its_question(scene: Scene) -> None:
     was_taken_back, may_end = asyncio.Event(), asyncio.Event()
 
     async def impatient(context: Context) -> str:
@@ -215,7 +215,7 @@ async def test_the_wrong_way_to_ask_says_which_is_right(
 
 
 @pytest.mark.parametrize("schema", [{"type": "string"}, {}, {"type": "object", "properties": 3}])
-async def test_a_schema_that_is_none_is_said_so_before_anybody_is_asked(scene: Scene, schema: dict[str, Any]) -> None:
+async def test_an_invalid_schema_fails_before_the_question_is_sent(scene: Scene, schema: dict[str, Any]) -> None:
     async def ask(context: Context) -> Any:
         return await context.ask("Who?", schema)
 
@@ -257,7 +257,7 @@ def test_after_the_hub_has_ended_no_answer_comes() -> None:
     ],
 )
 def test_unsendable_values_are_reported_at_the_call_that_sends_them(tell: Callable[[Context], None], said: str) -> None:
-    heard: list[Event] = []
+    received: list[Event] = []
     with pytest.raises(ValueError, match=said):
-        tell(Context("ada", heard.append))
-    assert heard == []
+        tell(Context("ada", received.append))
+    assert received == []

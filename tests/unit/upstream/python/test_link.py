@@ -1,4 +1,4 @@
-"""Python functions behind a link: where they run, how they end, and what they cannot do to the hub."""
+"""Python functions behind a link: where they run, how they end, and isolation from the hub."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ async def test_an_asynchronous_function_given_up_at_once_never_began(scene: Scen
     assert not scene.shop.begun.is_set()
 
 
-async def test_a_thread_goes_on_after_its_call_and_what_it_returns_is_dropped(scene: Scene) -> None:
+async def test_a_thread_continues_after_its_call_and_its_result_is_dropped(scene: Scene) -> None:
     started = [scene.start("block") for _ in range(2)]
     await scene.entered(2)
     for inflight, listener in started:
@@ -360,7 +360,7 @@ async def test_closing_the_link_ends_every_call_and_does_not_wait_for_threads(sc
 # -- greeting --------------------------------------------------------------------------------------------------------
 
 
-async def test_what_cannot_be_imported_is_a_failed_connection(scene: Scene) -> None:
+async def test_a_failed_import_is_a_failed_connection(scene: Scene) -> None:
     link = scene.dial(PythonSettings("nowhere_at_all"))
     with pytest.raises(ConnectFailed, match="there is no Python module called nowhere_at_all"):
         await link.handshake("legacy")

@@ -1,4 +1,4 @@
-"""Importing real modules: what is found in them, and the sentence for each way in which that fails."""
+"""Importing real modules: the functions found in them, and the error for each kind of failure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_module_offers_the_public_functions_that_it_defines(tmp_path: Path) ->
     assert names(load(PythonSettings("shop", str(tmp_path)))) == ["buy", "sell"]
 
 
-def test_a_module_that_says_what_is_public_offers_that(tmp_path: Path) -> None:
+def test_a_module_with_all_offers_its_public_names(tmp_path: Path) -> None:
     text = """
         from os.path import join
         from math import sqrt
@@ -140,7 +140,7 @@ def test_a_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
         ("shop:many", "many cannot be a tool: it takes *items, and arguments of a tool have names ({file}, line 3)"),
     ],
 )
-def test_a_name_that_is_no_function_says_what_it_is(tmp_path: Path, target: str, words: str) -> None:
+def test_the_error_for_a_name_that_is_no_function_names_its_type(tmp_path: Path, target: str, words: str) -> None:
     file = write(tmp_path, "class Thing: ...\nLIMIT = 3\ndef many(*items): ...")
     assert why(tmp_path, target) == words.format(file=file)
 
@@ -212,7 +212,7 @@ def test_a_marked_function_that_is_named_has_the_name_its_author_gave_it(tmp_pat
     assert names(load(PythonSettings("single_shop:sell", str(tmp_path)))) == ["sell"]
 
 
-def test_a_marked_module_fixed_since_the_last_attempt_offers_what_it_has_now(tmp_path: Path) -> None:
+def test_a_marked_module_fixed_after_an_error_offers_its_current_functions(tmp_path: Path) -> None:
     write(tmp_path, f"{dedent(MARKED)}\nraise ValueError", "mended_shop")
     assert "ValueError" in why(tmp_path, "mended_shop")
     write(tmp_path, "def buy(): ...  # without marks", "mended_shop")

@@ -1,4 +1,4 @@
-"""The table of functions that were made tools: whose they are, and who hears of a change."""
+"""The table of functions that are tools: their owners, and notifications of changes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_functions_of_a_claimed_module_are_its_own_and_take_no_names_from_ot
     assert len(registry.of_module("shop")) == 2
 
 
-def test_claiming_takes_away_what_was_built_in_before() -> None:
+def test_claiming_a_name_removes_builtin_functions() -> None:
     registry = FunctionRegistry()
     registry.add(function(), origin())
     registry.claim("shop")
@@ -91,28 +91,28 @@ def test_a_module_that_is_imported_anew_is_forgotten_first() -> None:
 
 def test_a_watcher_is_notified_of_every_change_and_of_nothing_else() -> None:
     registry = FunctionRegistry()
-    heard: list[int] = []
-    stop = registry.watch(lambda: heard.append(registry.version))
+    received: list[int] = []
+    stop = registry.watch(lambda: received.append(registry.version))
     registry.add(function(), origin())
     registry.remove("none")
     registry.forget("none")
     registry.claim("shop")
     registry.claim("shop")
     registry.forget("shop")
-    assert heard == [1, 2, 3]
+    assert received == [1, 2, 3]
     stop()
     registry.add(function(), origin())
-    assert heard == [1, 2, 3]
+    assert received == [1, 2, 3]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_has_the_functions_and_no_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = FunctionRegistry()
-    heard: list[Any] = []
-    registry.watch(lambda: heard.append(None))
+    received: list[Any] = []
+    registry.watch(lambda: received.append(None))
     registry.add(function(), origin())
     with registry._lock:  # held by a thread that is not there in the child
         registry.forked()
     registry.add(function("sub"), origin(qualname="sub"))
     assert list(registry.functions()) == ["add", "sub"]
-    assert len(heard) == 1
+    assert len(received) == 1

@@ -29,7 +29,7 @@ def leave() -> None:
     raise SystemExit(3)
 
 
-async def test_what_is_quick_runs_on_the_loop_and_has_ended_when_it_was_sent() -> None:
+async def test_inline_functions_run_on_the_loop_and_end_at_once() -> None:
     background, stage = BackgroundTasks("test"), Stage()
     runner = Runner(SERVER, Limits(), background, 1)
     inflight, listener = stage.start(call())
@@ -67,7 +67,7 @@ async def test_a_result_of_any_length_is_the_same_tool_result(text: str, shape: 
     await background.aclose()
 
 
-async def test_what_is_quick_cannot_end_the_program_either() -> None:
+async def test_inline_functions_cannot_end_the_program() -> None:
     background, stage = BackgroundTasks("test"), Stage()
     runner = Runner(SERVER, Limits(), background, 1)
     inflight, listener = stage.start(call())
@@ -80,8 +80,8 @@ async def test_what_is_quick_cannot_end_the_program_either() -> None:
 
 
 async def test_events_of_a_thread_that_floods_are_bounded() -> None:
-    heard: list[Any] = []
-    outbox = EventOutbox(asyncio.get_running_loop(), heard.append)
+    received: list[Any] = []
+    outbox = EventOutbox(asyncio.get_running_loop(), received.append)
 
     def pour() -> None:
         for _ in range(10_000):
@@ -91,7 +91,7 @@ async def test_events_of_a_thread_that_floods_are_bounded() -> None:
     flood.start()
     flood.join(10)  # the loop cannot run meanwhile
     await asyncio.sleep(0)
-    assert len(heard) == module.EVENTS_MAX
+    assert len(received) == module.EVENTS_MAX
 
 
 def test_events_after_the_loop_has_closed_are_dropped() -> None:
@@ -144,7 +144,7 @@ async def test_as_many_run_at_once_as_there_may_be_and_the_next_waits(workers: W
     await jobs[2].end()
 
 
-async def test_what_is_taken_back_never_begins(workers: WorkerThreads) -> None:
+async def test_a_withdrawn_job_never_begins(workers: WorkerThreads) -> None:
     first, second, unwanted, last = Held(), Held(), Held(), Held()
     for job in (first, second, unwanted, last):
         workers.run(job)
@@ -184,7 +184,7 @@ async def test_threads_end_when_they_are_done_and_do_not_hold_up_the_process() -
     assert not thread.is_alive()
 
 
-async def test_what_runs_aside_prints_to_standard_error(
+async def test_functions_in_threads_print_to_standard_error(
     workers: WorkerThreads, capsys: pytest.CaptureFixture[str]
 ) -> None:
     redirect_prints()

@@ -235,7 +235,7 @@ def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
         call(f, {**given, "anything": deep})
 
 
-def test_what_is_not_given_is_the_functions_own_default() -> None:
+def test_omitted_arguments_use_the_functions_own_default() -> None:
     own: list[int] = [7]
 
     def f(a: int, b: list[int] = own) -> Any:
@@ -279,7 +279,7 @@ def test_a_class_is_described_by_how_it_is_made() -> None:
     assert call(Point, {"x": 1}) == Point(1)
 
 
-def test_a_decorated_function_is_described_as_what_it_wraps() -> None:
+def test_a_decorated_function_has_the_schema_of_the_wrapped_one() -> None:
     def add(a: int) -> int:
         return a
 
@@ -366,7 +366,7 @@ async def stream() -> AsyncIterator[int]:
         (dict.update, r"no signature|takes \*"),
     ],
 )
-def test_what_cannot_be_described_says_why(function: Callable[..., Any], reason: str) -> None:
+def test_an_undescribable_function_is_refused_with_a_reason(function: Callable[..., Any], reason: str) -> None:
     with pytest.raises(Unusable, match=reason):
         Function("f", function)
 

@@ -1,4 +1,4 @@
-"""Servers that callers name: who may, how they are told apart, and how long they are kept."""
+"""Servers that callers name: permission, identity, and lifetime."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_the_address_of_a_configured_server_is_that_server(scene: Scene) -
     assert "gets no headers" in scene.refusal("https://shop.example.com", headers={"Authorization": "x"})
 
 
-async def test_what_is_asked_for_by_a_query_is_not_taken_for_something_else(scene: Scene) -> None:
+async def test_targets_with_different_queries_are_distinct(scene: Scene) -> None:
     assert scene.targets.find(PLANNER, TargetSpec("https://shop.example.com/mcp?key=1")) == "shop"
     assert "[targets] allow" in scene.refusal("https://shop.example.com/mcp?key=2")
 
@@ -250,7 +250,7 @@ async def test_a_name_that_leads_into_a_private_network_is_refused(scene: Scene)
     assert (scene.server_status, scene.kept.links) == ([], [])
 
 
-async def test_what_is_listed_literally_is_not_looked_up(scene: Scene) -> None:
+async def test_a_literally_listed_address_is_not_resolved(scene: Scene) -> None:
     scene.names.answers = [PRIVATE]
     await scene.open("http://10.0.0.1:9000")
     reach = scene.kept.links[0].settings
@@ -326,7 +326,7 @@ async def test_a_server_that_does_not_answer_in_time_is_dropped(scene: Scene) ->
     assert scene.server_status == []
 
 
-async def test_what_is_taken_back_while_it_is_reached_is_not_called(scene: Scene) -> None:
+async def test_a_target_forbidden_while_connecting_is_not_called(scene: Scene) -> None:
     held = hold(scene)
     going = scene.going()
     await scene.kept.until(lambda: len(scene.kept.links) == 1)
@@ -344,7 +344,7 @@ async def test_a_lost_server_is_reached_anew(scene: Scene) -> None:
     assert (await scene.open()).server != first.server
 
 
-async def test_what_a_server_says_of_its_headers_is_not_repeated(scene: Scene) -> None:
+async def test_headers_echoed_by_a_server_are_redacted(scene: Scene) -> None:
     def prepare(link: Scripted) -> None:
         link.refusal = WrongCarrier("who sends Bearer hunter22 or hunter22 is unknown")
 
@@ -412,8 +412,8 @@ def hold(scene: Scene) -> asyncio.Event:
 
 async def test_a_cancelled_caller_gets_nothing_more(scene: Scene) -> None:
     held = hold(scene)
-    heard: list[OpenTarget | Fault] = []
-    turn_back = scene.aim().open(heard.append)
+    received: list[OpenTarget | Fault] = []
+    turn_back = scene.aim().open(received.append)
     await scene.kept.until(lambda: len(scene.kept.links) == 1)
     assert scene.targets.running() == 1
     turn_back()
@@ -421,7 +421,7 @@ async def test_a_cancelled_caller_gets_nothing_more(scene: Scene) -> None:
     await scene.kept.until(
         lambda: scene.kept.hub.snapshot.server_statuses[ServerName(scene.server_status[0])].state == "ready"
     )
-    assert (heard, scene.targets.running()) == ([], 0)
+    assert (received, scene.targets.running()) == ([], 0)
 
 
 async def test_when_the_hub_shuts_down_connecting_callers_get_an_error_and_no_new_one_starts(scene: Scene) -> None:
@@ -496,7 +496,7 @@ async def test_no_caller_takes_all_the_room_and_servers_in_use_stay(scene: Scene
     ],
     ids=["the same", "a header less", "an address less", "another trust", "a caller less"],
 )
-async def test_what_is_not_allowed_any_more_is_let_go(
+async def test_a_target_that_is_no_longer_allowed_is_closed(
     scene: Scene, settings: TargetSettings, callers: list[Caller], *, stays: bool
 ) -> None:
     await scene.open(headers={"Authorization": "x"})

@@ -78,7 +78,7 @@ def test_an_address_is_read_and_joined_with_its_path(url: str, path: str | None,
         ("http://good.example/" + "a" * LENGTH_MAX, None),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_none(url: str, path: str | None) -> None:
+def test_ambiguous_addresses_are_rejected(url: str, path: str | None) -> None:
     with pytest.raises(ValueError, match=r"http|host|path|fragment|ASCII|longer|query"):
         read_address(url, path)
 
@@ -88,7 +88,7 @@ def test_a_path_does_not_leave_its_host() -> None:
         assert read_address("http://good.example", path).origin == HttpOrigin("http", "good.example", 80)
 
 
-def test_what_is_wrong_is_said_without_a_password_or_a_query() -> None:
+def test_errors_about_an_address_hide_password_and_query() -> None:
     with pytest.raises(ValueError, match="user name") as refused:
         read_address("http://me:hunter22@good.example/?token=hunter22")
     assert "hunter22" not in str(refused.value)
@@ -103,7 +103,7 @@ ODD = st.text(st.sampled_from("abz.:/\\@?#%25eE2f[]*-_;~&= \t\u3002\u0430"), max
 
 
 @given(st.sampled_from(["http://", "HTTPS://", "ws://", "", "//"]), ODD | st.text(max_size=30), st.none() | ODD)
-def test_whatever_is_said_comes_to_one_address_or_to_a_reason(scheme: str, rest: str, path: str | None) -> None:
+def test_any_text_is_one_address_or_a_reason(scheme: str, rest: str, path: str | None) -> None:
     try:
         address = read_address(scheme + rest, path)
     except ValueError:
@@ -139,7 +139,7 @@ def test_no_path_leads_to_another_host(path: str) -> None:
         ("http://h.example/%61", "http://h.example/a"),
     ],
 )
-def test_a_pattern_covers_its_host_and_what_is_below_its_path(pattern: str, url: str) -> None:
+def test_a_pattern_covers_its_host_and_paths_below_its_own(pattern: str, url: str) -> None:
     assert read_pattern(pattern).covers(read_address(url))
 
 
@@ -189,7 +189,7 @@ def test_it_covers_nothing_else(pattern: str, url: str) -> None:
         "https://127.1",
     ],
 )
-def test_a_pattern_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_pattern_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be like https://host"):
         read_pattern(text)
 
@@ -217,14 +217,14 @@ def test_nothing_is_allowed_by_default() -> None:
         ("http://10.0.0.6:9000/mcp", False, False),
     ],
 )
-def test_what_is_listed_is_allowed_and_trusted_only_where_its_host_is_written_out(
+def test_listed_targets_are_allowed_and_literal_hosts_are_trusted(
     url: str, *, is_allowed: bool, is_trusted: bool
 ) -> None:
     assert SOME.allows(read_address(url)) is is_allowed
     assert SOME.trusts(read_address(url)) is SOME.trusts_url(url) is is_trusted
 
 
-def test_what_is_no_address_is_not_trusted() -> None:
+def test_an_invalid_address_is_not_trusted() -> None:
     assert not SOME.trusts_url("http://tools.corp\\@evil.example")
 
 

@@ -1,4 +1,4 @@
-"""What real programs say, frozen in `captured.json`: requests of clients, and answers of agents.
+"""Recorded messages of real programs in `captured.json`: requests of clients, and answers of agents.
 
 `sdk-1.3.0` and `sdk-0.3.26` are a2a-sdk of these versions, `agentvault-0.2.1` and `agentvault-1.0.0` the clients of
 that name, `samples-0.1` the client and server that were published with A2A 0.1. Requests (`rpc`, `rest`) were taken

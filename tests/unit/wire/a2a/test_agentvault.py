@@ -52,7 +52,7 @@ def written(payload: bytes | Raw) -> Any:
     return json.loads(bytes(payload))
 
 
-def told(*parts: Part) -> Message:
+def agent_message(*parts: Part) -> Message:
     return Message("m9", "agent", parts)
 
 
@@ -125,7 +125,7 @@ def test_a_message_may_be_sent_and_listened_to_at_once() -> None:
         ("tasks/cancel", {"id": ""}, "id"),
     ],
 )
-def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
+def test_the_invalid_field_is_named(method: str, params: dict[str, Json], field: str) -> None:
     problem = agentvault.DIALECT.read(method, raws(params))
     assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)
@@ -146,10 +146,10 @@ def test_a_failed_task_is_written_as_the_original_wrote_it() -> None:
     task = Task(
         theirs["id"],
         "c",
-        TaskStatus("failed", parse_timestamp(theirs["updatedAt"]) or 0.0, told(TextPart(event["message"]))),
+        TaskStatus("failed", parse_timestamp(theirs["updatedAt"]) or 0.0, agent_message(TextPart(event["message"]))),
         parse_timestamp(theirs["createdAt"]) or 0.0,
         (),
-        (told(output),),
+        (agent_message(output),),
     )
     assert written(agentvault.DIALECT.write_task(task, 0)) == theirs
     status = TaskStatus("failed", parse_timestamp(event["timestamp"]) or 0.0, task.status.message)
@@ -164,12 +164,15 @@ def test_a_task_holds_all_that_was_said() -> None:
 
 
 def test_words_of_a_failure_are_a_message_only_where_no_answer_says_more() -> None:
-    words = told(TextPart("it broke"))
+    words = agent_message(TextPart("it broke"))
     assert agentvault.conversation(failed(words, ASKED)) == (ASKED, words)
-    assert agentvault.conversation(failed(words, ASKED, told(DataPart(ODD)))) == (ASKED, told(DataPart(ODD)))
-    assert agentvault.conversation(failed(told(TextPart("it broke"), DataPart(ODD)), ASKED)) == (
+    assert agentvault.conversation(failed(words, ASKED, agent_message(DataPart(ODD)))) == (
         ASKED,
-        told(DataPart(ODD)),
+        agent_message(DataPart(ODD)),
+    )
+    assert agentvault.conversation(failed(agent_message(TextPart("it broke"), DataPart(ODD)), ASKED)) == (
+        ASKED,
+        agent_message(DataPart(ODD)),
     )
     assert agentvault.conversation(failed(None)) == ()
 
@@ -179,7 +182,7 @@ def test_words_of_a_failure_are_a_message_only_where_no_answer_says_more() -> No
     [("working", 0, "w"), ("input_required", 1, "w"), ("completed", 1, None), ("failed", 0, "w")],
 )
 def test_a_status_text_is_sent_where_agentvaults_clients_look(state: TaskState, spoken: int, words: str | None) -> None:
-    status = TaskStatus(state, AT, told(TextPart("w")))
+    status = TaskStatus(state, AT, agent_message(TextPart("w")))
     message = agentvault.spoken(status)
     assert (0 if message is None else len(message.parts), agentvault.words(status)) == (spoken, words)
 
@@ -207,7 +210,7 @@ def test_a_status_text_is_sent_where_agentvaults_clients_look(state: TaskState, 
     ],
 )
 def test_parts_are_such_as_its_clients_accept(part: Part, expected: Any) -> None:
-    event = written(agentvault.write_message_event("t", told(part), AT))
+    event = written(agentvault.write_message_event("t", agent_message(part), AT))
     assert event == {
         "taskId": "t",
         "message": {"role": "assistant", "parts": [expected], "metadata": None},
@@ -248,7 +251,9 @@ def test_states_that_it_lacks_are_the_nearest(state: TaskState, word: str) -> No
 
 
 def test_an_update_alone_is_the_event_that_says_most() -> None:
-    events = [written(agentvault.DIALECT.write_update(update)) for update in (*UPDATES[:3], told(TextPart("x")))]
+    events = [
+        written(agentvault.DIALECT.write_update(update)) for update in (*UPDATES[:3], agent_message(TextPart("x")))
+    ]
     assert [list(event)[1] for event in events] == ["state", "state", "artifact", "message"]
 
 

@@ -73,7 +73,7 @@ def with_schemes(**schemes: Scheme) -> AgentCard:
     return msgspec.structs.replace(BARE, schemes=schemes)
 
 
-def test_a_strict_card_has_what_1_0_requires_and_nothing_else() -> None:
+def test_a_strict_card_has_the_members_of_1_0_and_no_others() -> None:
     assert written(cards.write_strict(BARE)).keys() == STRICT
     card = written(cards.write_strict(CARD))
     assert card.keys() - STRICT == {"securitySchemes", "securityRequirements"}
@@ -86,7 +86,7 @@ def test_a_strict_card_has_what_1_0_requires_and_nothing_else() -> None:
     ]
 
 
-def test_what_is_required_is_never_empty() -> None:
+def test_required_members_are_never_empty() -> None:
     skill = written(cards.write_strict(CARD))["skills"][1]
     assert skill == {"id": "files.read", "name": "read", "description": "read", "tags": ["mcp"]}
 
@@ -151,7 +151,7 @@ def test_a_scheme_has_a_form_in_each_generation(scheme: Scheme, latest: Any, ear
     assert written(cards.write_0_3(card))["securitySchemes"]["s"] == earlier
 
 
-def test_the_first_card_says_what_clients_of_a_gateway_look_for() -> None:
+def test_the_card_of_0_1_has_the_members_of_a_gateway() -> None:
     card = written(cards.write_0_1(CARD))
     assert (card["name"], card["url"], card["version"]) == ("MCP Gateway Agent", URL, "1.2.3")
     assert card["defaultInputModes"] == card["defaultOutputModes"] == ["data"]
@@ -162,7 +162,7 @@ def test_the_first_card_says_what_clients_of_a_gateway_look_for() -> None:
     assert "authentication" not in written(cards.write_0_1(BARE))
 
 
-def test_agentvaults_card_has_what_its_clients_require() -> None:
+def test_agentvaults_card_has_the_members_that_its_clients_require() -> None:
     card = written(cards.write_agentvault(CARD, "org/hub"))
     assert (card["schemaVersion"], card["humanReadableId"], card["agentVersion"]) == ("1.0", "org/hub", "1.2.3")
     assert card["provider"] == {"name": "Hub"}
@@ -245,7 +245,7 @@ def test_the_least_that_is_a_card() -> None:
     assert (card.skills, card.can_stream) == ((), False)
 
 
-def test_what_is_of_another_type_is_left_out() -> None:
+def test_members_of_a_wrong_type_are_left_out() -> None:
     odd = read(
         {
             **MINIMUM,
@@ -270,7 +270,7 @@ def test_what_is_of_another_type_is_left_out() -> None:
         [{"uri": "urn:other", "params": {}}],
     ],
 )
-def test_schemas_that_cannot_be_read_are_none(extensions: Json) -> None:
+def test_unreadable_schemas_are_ignored(extensions: Json) -> None:
     card = read({**MINIMUM, "skills": [{"id": "s"}], "capabilities": {"extensions": extensions}})
     assert not card.skills[0].input_schema
 
@@ -299,7 +299,7 @@ def test_extensions_are_read_with_their_parameters_as_they_are() -> None:
         b'{"name":"x","name":"y"}',
     ],
 )
-def test_what_is_no_card_is_said_to_be_none(body: bytes) -> None:
+def test_a_body_that_is_no_card_is_reported(body: bytes) -> None:
     assert isinstance(read_card(body), str)
 
 

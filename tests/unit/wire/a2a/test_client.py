@@ -80,19 +80,19 @@ def understood(client: A2aClient, dialect: Dialect, asked: ClientOperation) -> o
 
 @given(SHARED | sends(parts_of(some_json, has_types=True)))
 @steady
-def test_what_is_asked_in_1_0_is_understood_as_it_was_meant(asked: ClientOperation) -> None:
+def test_requests_of_1_0_are_read_back_unchanged(asked: ClientOperation) -> None:
     assert understood(ClientV10(), v1_0.DIALECT, asked) == asked
 
 
 @given(SHARED | sends(parts_of(some_object, has_types=False)))
 @steady
-def test_what_is_asked_in_0_3_is_understood_as_it_was_meant(asked: ClientOperation) -> None:
+def test_requests_of_0_3_are_read_back_unchanged(asked: ClientOperation) -> None:
     assert understood(ClientV03(), v0_3.DIALECT, asked) == asked
 
 
 @given(SHARED | sends(parts_of(some_json, has_types=True)))
 @steady
-def test_what_is_asked_over_plain_http_is_understood_as_it_was_meant(asked: ClientOperation) -> None:
+def test_requests_over_plain_http_are_read_back_unchanged(asked: ClientOperation) -> None:
     client = ClientV10()
     verb, target, body = RestClientBinding(client).write(1, asked)
     path, _, query = target.partition("?")
@@ -110,7 +110,7 @@ def test_an_error_over_plain_http_that_says_no_reason_is_internal() -> None:
     assert read_http_error(b"<html>").kind == "invalid_agent_response"
 
 
-def test_what_need_not_be_said_is_not_said() -> None:
+def test_optional_members_are_omitted() -> None:
     message = Message("m", "user", (TextPart("hi"),))
     method, params = ClientV10().write(SendMessage(message))
     assert (method, json.loads(params).keys()) == ("SendMessage", {"message"})
@@ -191,7 +191,7 @@ def test_an_unknown_error_is_internal_and_keeps_its_text() -> None:
 
 @pytest.mark.parametrize("client", GENERATIONS.values(), ids=GENERATIONS)
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"null", b'"\\ud800"', b'{"task":7}', b'{"kind":"x"}', b"7"])
-def test_an_answer_that_is_none_is_the_agents_fault(client: A2aClient, answer: bytes) -> None:
+def test_an_invalid_answer_is_the_agents_fault(client: A2aClient, answer: bytes) -> None:
     for read in (partial(read_sent, client), client.read_task, client.read_update):
         problem = read(answer)
         assert isinstance(problem, A2aProblem)
@@ -248,11 +248,11 @@ def test_there_is_a_client_for_each_version(version: str, kind: type) -> None:
 @pytest.mark.parametrize(
     ("text", "step"), [("t-1", "t-1"), ("a/b", "a%2Fb"), ("..", "%252E%252E"), (".", "%252E"), ("..a", "..a")]
 )
-def test_what_an_agent_calls_its_things_is_one_step_of_a_path(text: str, step: str) -> None:
+def test_an_agents_ids_are_one_path_segment(text: str, step: str) -> None:
     assert escape_segment(text) == step
 
 
-def test_there_is_none_for_others() -> None:
+def test_unknown_versions_have_no_client() -> None:
     assert [client_of(version) for version in ("2.0", "0.1", "", "1")] == [None] * 4
 
 
@@ -303,13 +303,13 @@ def test_a_tenant_is_named_with_every_request() -> None:
     assert RestClientBinding(ClientV10(), "a/b").write(1, SAY).path == "/a%2Fb/message:stream"
 
 
-def test_an_error_that_is_null_beside_a_result_is_none() -> None:
+def test_a_null_error_beside_a_result_is_ignored() -> None:
     body = envelope(TASK)[:-1] + b',"error":null}'
     assert isinstance(RPC.read(1, GetTask("t"), 200, body), Task)
     assert isinstance(RPC.read_event(1, event(envelope(STATUS)[:-1] + b',"error":null}')), TaskStatusUpdate)
 
 
-def test_answers_are_read_by_what_was_asked() -> None:
+def test_answers_are_read_by_their_request() -> None:
     assert isinstance(RPC.read(1, GetTask("t"), 200, envelope(TASK)), Task)
     assert isinstance(RPC.read(1, SAY, 200, envelope(b'{"task":%b}' % TASK)), Task)
     assert isinstance(PLAIN.read(1, GetTask("t"), 200, TASK), Task)
@@ -351,7 +351,7 @@ def test_a_refusal_over_plain_http_has_the_code_of_its_reason() -> None:
         (PLAIN.read_event(1, event(b"[" * 100 + b"]" * 100)), "must be an object"),
     ],
 )
-def test_what_cannot_be_read_has_no_code(answer: object, words: str) -> None:
+def test_an_unreadable_answer_has_no_code(answer: object, words: str) -> None:
     problem = problem_of(answer)
     assert words in problem.message
     assert code_of(problem) is None
@@ -385,7 +385,7 @@ def rest_sends() -> st.SearchStrategy[ClientOperation]:
 
 @given(SHARED | rest_sends())
 @steady
-def test_what_is_asked_is_understood_as_it_was_meant(asked: ClientOperation) -> None:
+def test_requests_are_read_back_unchanged(asked: ClientOperation) -> None:
     verb, target, body = RestClientBinding(REST_CLIENT).write(1, asked)
     path, _, query = target.partition("?")
     binding, understood = rest.read(verb, path, query, body or b"", REST_CLIENT.version)
@@ -451,7 +451,7 @@ def test_an_unknown_state_is_not_an_end_over_rest() -> None:
         b'{"statusUpdate":{"status":{"message":{"metadata":7}}}}',
     ],
 )
-def test_an_answer_that_is_none_is_the_agents_fault_over_rest(answer: bytes) -> None:
+def test_an_invalid_answer_over_rest_is_the_agents_fault(answer: bytes) -> None:
     for read in (partial(read_sent, REST_CLIENT), REST_CLIENT.read_task, REST_CLIENT.read_update):
         problem = read(answer)
         assert isinstance(problem, A2aProblem)

@@ -102,11 +102,13 @@ def test_1_0_takes_any_json_as_data(data: Raw) -> None:
         b'{"escaped":"\\u00e9\\ud83d\\ude00","plain":"\xc3\xa9"}',
     ],
 )
-def test_what_a_parser_would_spoil_is_not_parsed(dialect: Dialect, method: str, around: Around, data: bytes) -> None:
+def test_numbers_that_a_parser_would_change_are_not_parsed(
+    dialect: Dialect, method: str, around: Around, data: bytes
+) -> None:
     assert data in through(dialect, method, around(data, b"null"))
 
 
-# -- requests that are none ----------------------------------------------------------------------------------------
+# -- invalid requests ----------------------------------------------------------------------------------------------
 
 REQUESTS: list[tuple[Dialect, str, dict[str, Raw]]] = [
     (dialect, request.method, request.params)

@@ -21,7 +21,7 @@ VAULT: dict[str, Json] = {"role": "user", "parts": [{"type": "text", "content": 
 SHARED: tuple[DialectName, ...] = ("0.3", "0.1", "agentvault")
 
 
-def told_apart(package: str) -> set[str]:
+def distinguished_methods(package: str) -> set[str]:
     found = set()
     for request in captured.requests(package).values():
         seen = recognize_dialect(request.method, request.params)
@@ -40,7 +40,7 @@ def told_apart(package: str) -> set[str]:
     ],
 )
 def test_real_clients_are_distinguished_on_one_address(package: str, dialects: set[str]) -> None:
-    assert told_apart(package) == dialects
+    assert distinguished_methods(package) == dialects
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_method_and_the_shape_decide(method: str, params: dict[str, Json], d
     assert recognize_dialect(method, raws(params)) == dialect
 
 
-def test_what_three_write_alike_is_settled_by_the_task() -> None:
+def test_an_ambiguous_request_is_settled_by_its_task() -> None:
     seen = recognize_dialect("tasks/get", raws({"id": "t"}))
     assert seen == AmbiguousDialect("t", SHARED)
     assert [seen.settle(name) for name in SHARED] == list(SHARED)
@@ -87,7 +87,7 @@ def test_what_three_write_alike_is_settled_by_the_task() -> None:
         ("tasks/send", "0.3", "agentvault"),
     ],
 )
-def test_a_version_that_is_spoken_is_accepted_whatever_its_last_number(method: str, version: str, dialect: str) -> None:
+def test_a_supported_version_is_accepted_with_any_patch_number(method: str, version: str, dialect: str) -> None:
     assert recognize_dialect(method, {}, version) == dialect
 
 

@@ -55,6 +55,6 @@ def test_a_problem_over_http_names_its_kind_in_0_3() -> None:
     }
 
 
-def test_earlier_generations_have_an_object_as_data_or_none() -> None:
+def test_errors_of_earlier_generations_may_have_an_object_as_data() -> None:
     assert problems.plain_error(-1, A2aProblem("internal", "m")) == (-1, "m", None)
     assert problems.plain_error(-1, A2aProblem("internal", "m", {"a": "b"})) == (-1, "m", b'{"a":"b"}')

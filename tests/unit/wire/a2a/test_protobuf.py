@@ -55,13 +55,13 @@ def unpacked(kind: str, text: bytes) -> Any:
     return json.loads(protobuf.MessageToJson(CLASSES[kind].FromString(text)))
 
 
-def said(data: Any, **more: Any) -> dict[str, Any]:
+def data_message(data: Any, **more: Any) -> dict[str, Any]:
     return {"message": {"messageId": "m1", "role": "ROLE_USER", "parts": [{"data": data}]}, **more}
 
 
 @given(JSON)
 def test_data_comes_to_the_dialect_as_it_was_sent(data: Any) -> None:
-    members = read("SendMessage", packed("SendMessageRequest", said(data)))
+    members = read("SendMessage", packed("SendMessageRequest", data_message(data)))
     assert not isinstance(members, A2aProblem)
     operation = v1_0.DIALECT.read("SendMessage", members)
     assert isinstance(operation, SendMessage)
@@ -71,7 +71,9 @@ def test_data_comes_to_the_dialect_as_it_was_sent(data: Any) -> None:
 
 
 def test_a_whole_number_stays_one() -> None:
-    members = read("SendMessage", packed("SendMessageRequest", said({"n": 9007199254740991, "m": -1, "f": 0.5})))
+    members = read(
+        "SendMessage", packed("SendMessageRequest", data_message({"n": 9007199254740991, "m": -1, "f": 0.5}))
+    )
     assert not isinstance(members, A2aProblem)
     data = json.loads(bytes(members["message"]))["parts"][0]["data"]
     assert {key: repr(value) for key, value in data.items()} == {"n": "9007199254740991", "m": "-1", "f": "0.5"}
@@ -80,9 +82,9 @@ def test_a_whole_number_stays_one() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("request_", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\xff\xfe"])
 def test_bytes_that_are_no_message_are_a_problem(method: str, request_: bytes) -> None:
-    told = read(method, request_)
-    assert isinstance(told, A2aProblem)
-    assert told.kind == "invalid_params"
+    received = read(method, request_)
+    assert isinstance(received, A2aProblem)
+    assert received.kind == "invalid_params"
 
 
 def test_a_number_that_json_does_not_have_is_a_problem() -> None:
@@ -124,20 +126,20 @@ TASK = Task(
         ("DeleteTaskPushNotificationConfig", v1_0.DIALECT.write_deleted()),
     ],
 )
-def test_what_the_dialect_writes_comes_out_the_same(method: str, result: bytes) -> None:
+def test_documents_of_the_dialect_survive_protobuf(method: str, result: bytes) -> None:
     assert unpacked(METHODS[method][1], write(method, result)) == json.loads(result)
 
 
 @pytest.mark.parametrize(
     "data", [b"1" + b"0" * 400, b"1" * 400 + b".5", b"1e400", b'{"a":[-1.5E+0400]}', b"[" * 200 + b"]" * 200]
 )
-def test_what_protobuf_cannot_hold_is_said_so(data: bytes) -> None:
+def test_values_that_protobuf_cannot_hold_are_reported(data: bytes) -> None:
     sent = v1_0.DIALECT.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     with pytest.raises(Unwritable, match="cannot be written in protobuf"):
         write("SendMessage", sent)
 
 
-def test_what_only_looks_like_a_number_beyond_a_double_is_written() -> None:
+def test_text_that_looks_like_a_huge_number_is_written() -> None:
     data = b'{"text":"1e400","small":1e-400,"large":1e300}'
     sent = v1_0.DIALECT.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     (part,) = unpacked("SendMessageResponse", write("SendMessage", sent))["message"]["parts"]
@@ -158,16 +160,16 @@ def test_json_is_never_longer_in_protobuf_than_is_foretold(value: Any) -> None:
     assert len(message.SerializeToString()) <= size_max(written)
 
 
-def test_what_is_foretold_is_not_far_from_it() -> None:
+def test_the_predicted_size_is_close_to_the_real_one() -> None:
     assert size_max(b'"' + b"x" * 1_000_000 + b'"') < 1_000_100
     assert size_max(json.dumps(list(range(1000))).encode()) < 20_000
 
 
-def test_the_extended_card_has_a_form_and_what_is_of_earlier_generations_has_none() -> None:
+def test_the_extended_card_is_written_without_members_of_earlier_generations() -> None:
     scheme = {"httpAuthSecurityScheme": {"scheme": "Bearer"}, "type": "http"}
     card = {"name": "a", "url": "x", "securitySchemes": {"b": scheme}, "capabilities": {"streaming": False}}
-    told = unpacked("AgentCard", write("GetExtendedAgentCard", json.dumps(card).encode()))
-    assert told == {
+    received = unpacked("AgentCard", write("GetExtendedAgentCard", json.dumps(card).encode()))
+    assert received == {
         "name": "a",
         "securitySchemes": {"b": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}},
         "capabilities": {"streaming": False},

@@ -89,7 +89,7 @@ def test_the_official_client_of_0_3_is_understood() -> None:
         ("POST", "/v1/tasks/t:cancel", CancelTask("t")),
     ],
 )
-def test_a_path_says_what_is_asked(verb: str, target: str, expected: Operation) -> None:
+def test_a_path_names_the_operation(verb: str, target: str, expected: Operation) -> None:
     assert asked(verb, target) == expected
 
 
@@ -123,7 +123,7 @@ def test_a_path_says_more_than_a_body() -> None:
         ("GET", "/tasks/" + "x" * 300, b"", ("invalid_params", 400)),
     ],
 )
-def test_what_cannot_be_read_has_a_status(verb: str, target: str, body: bytes, expected: tuple[str, int]) -> None:
+def test_an_unreadable_request_has_a_status(verb: str, target: str, body: bytes, expected: tuple[str, int]) -> None:
     assert refused(verb, target, body) == expected
 
 
@@ -136,7 +136,7 @@ def test_a_version_other_than_that_of_the_path_is_refused(target: str, header: s
 
 
 @pytest.mark.parametrize(("target", "header", "spoken"), [("/tasks", "0.3", "1.0"), ("/v1/card", "1.0", "0.3")])
-def test_a_request_to_the_wrong_path_learns_what_is_spoken_there(target: str, header: str, spoken: str) -> None:
+def test_a_request_to_the_wrong_path_gets_the_version_of_that_path(target: str, header: str, spoken: str) -> None:
     problem = asked("GET", target, header=header)
     assert isinstance(problem, A2aProblem)
     assert problem.message == f"this path is for A2A {spoken}, not {header}"
@@ -162,8 +162,8 @@ def test_nothing_that_can_be_sent_makes_it_raise(verb: str, prefix: str, path: s
 
 
 @pytest.mark.parametrize("path", ["v1", "v1/", "/v1/nothing"])
-def test_what_is_below_v1_is_answered_as_0_3(path: str) -> None:
-    binding, told = rest.read("GET", path, "", b"")
+def test_paths_below_v1_are_answered_as_0_3(path: str) -> None:
+    binding, received = rest.read("GET", path, "", b"")
     assert binding is rest.V0_3
-    assert isinstance(told, A2aProblem)
-    assert told.kind == "unknown_method"
+    assert isinstance(received, A2aProblem)
+    assert received.kind == "unknown_method"

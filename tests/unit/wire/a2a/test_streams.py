@@ -33,14 +33,14 @@ def events(stream: bytes) -> list[tuple[str, Any]]:
     return [(event.event, json.loads(event.data)) for event in found if isinstance(event, SseEvent)]
 
 
-def told(stream: streams.UpdateStream, *updates: Update) -> list[tuple[str, Any]]:
+def written_events(stream: streams.UpdateStream, *updates: Update) -> list[tuple[str, Any]]:
     return events(b"".join(stream.write(update) for update in updates))
 
 
 @pytest.mark.parametrize("dialect", [v1_0.DIALECT, v0_3.DIALECT, v0_1.DIALECT])
 def test_over_json_rpc_every_item_answers_the_request(dialect: Dialect) -> None:
     stream = streams.rpc_stream(dialect, b'"r1"', "t1")
-    items = told(stream, *UPDATES)
+    items = written_events(stream, *UPDATES)
     assert len(items) == len(UPDATES)
     assert {(name, item["jsonrpc"], item["id"]) for name, item in items} == {("message", "2.0", "r1")}
     ((name, failure),) = events(stream.fail(ENDED))
@@ -48,14 +48,14 @@ def test_over_json_rpc_every_item_answers_the_request(dialect: Dialect) -> None:
 
 
 def test_the_first_generation_gets_a_whole_task_in_pieces() -> None:
-    items = told(streams.rpc_stream(v0_1.DIALECT, b"1", "t1"), TASK)
+    items = written_events(streams.rpc_stream(v0_1.DIALECT, b"1", "t1"), TASK)
     assert [list(item["result"])[1] for _, item in items] == ["artifact", "status"]
 
 
 @pytest.mark.parametrize("binding", [rest.V1_0, rest.V0_3])
 def test_over_plain_http_items_are_bare(binding: rest.Binding) -> None:
     stream = streams.RestStream(binding)
-    assert [next(iter(item)) for _, item in told(stream, *UPDATES)] == [
+    assert [next(iter(item)) for _, item in written_events(stream, *UPDATES)] == [
         "task",
         "statusUpdate",
         "artifactUpdate",
@@ -74,7 +74,7 @@ def test_a_line_break_in_a_callers_json_does_not_end_an_event() -> None:
         streams.rpc_stream(agentvault.DIALECT, b"1", "t"),
         streams.RestStream(rest.V1_0),
     ):
-        assert len(told(stream, odd)) == 1
+        assert len(written_events(stream, odd)) == 1
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -104,7 +104,7 @@ def answered() -> Task:
 
 
 def test_a_late_follower_gets_the_answer_and_then_its_end() -> None:
-    message, status = told(vault(), answered())
+    message, status = written_events(vault(), answered())
     assert message[0] == "task_message"
     assert message[1]["message"]["parts"][0]["content"] == {"success": True}
     assert message[1]["timestamp"] == "2026-11-15T07:08:46.993637Z"
@@ -114,27 +114,27 @@ def test_a_late_follower_gets_the_answer_and_then_its_end() -> None:
 def test_nothing_is_sent_twice_however_often_the_task_is_shown() -> None:
     stream = vault()
     working = Task("t1", "c1", TaskStatus("working", AT), AT, (), (ASKED,))
-    first = told(stream, working)
+    first = written_events(stream, working)
     assert [name for name, _ in first] == ["task_status"]
-    assert [name for name, _ in told(stream, answered())] == ["task_message", "task_status"]
-    assert [name for name, _ in told(stream, answered())] == ["task_status"]
+    assert [name for name, _ in written_events(stream, answered())] == ["task_message", "task_status"]
+    assert [name for name, _ in written_events(stream, answered())] == ["task_status"]
     made = Task("t1", "c1", TaskStatus("completed", AT), AT, (Artifact("a", (TextPart("x"),)),))
-    assert [name for name, _ in told(stream, made)] == ["task_artifact", "task_status"]
-    assert [name for name, _ in told(stream, made)] == ["task_status"]
+    assert [name for name, _ in written_events(stream, made)] == ["task_artifact", "task_status"]
+    assert [name for name, _ in written_events(stream, made)] == ["task_status"]
 
 
 def test_a_question_is_a_message_and_a_status_and_a_report_is_a_status() -> None:
     question = Message("q", "agent", (TextPart("which?"),))
     asked = TaskStatusUpdate("t1", "c1", TaskStatus("input_required", AT, question))
     report = TaskStatusUpdate("t1", "c1", TaskStatus("working", AT, Message("p", "agent", (TextPart("half"),))))
-    items = told(vault(), report, asked)
+    items = written_events(vault(), report, asked)
     assert [name for name, _ in items] == ["task_status", "task_message", "task_status"]
     assert [item["message"] for name, item in items if name == "task_status"] == ["half", "which?"]
 
 
 def test_artifacts_and_messages_have_the_time_at_which_something_last_happened() -> None:
     stream = vault()
-    items = told(
+    items = written_events(
         stream,
         TaskArtifactUpdate("t1", "c1", Artifact("a", (TextPart("x"),)), at=1.0),
         Message("m", "agent", (TextPart("x"),)),
@@ -146,5 +146,5 @@ def test_artifacts_and_messages_have_the_time_at_which_something_last_happened()
     assert {item["taskId"] for _, item in items} == {"t1"}
 
 
-def test_what_cannot_go_on_makes_its_client_raise() -> None:
+def test_a_failed_stream_makes_its_client_raise() -> None:
     assert events(vault().fail(ENDED)) == [("error", {"error": "unsupported_operation", "message": "it has ended"})]

@@ -125,7 +125,7 @@ def test_the_other_methods_are_understood(method: str, params: dict[str, Json], 
         ),
     ],
 )
-def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
+def test_the_invalid_field_is_named(method: str, params: dict[str, Json], field: str) -> None:
     problem = v0_1.DIALECT.read(method, raws(params))
     assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)

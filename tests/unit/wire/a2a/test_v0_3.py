@@ -96,13 +96,13 @@ def test_the_official_client_is_understood(name: str) -> None:
         ("agent/getAuthenticatedExtendedCard", {}, GetExtendedCard()),
     ],
 )
-def test_what_the_client_has_no_method_for_is_understood_too(
+def test_methods_that_the_client_lacks_are_understood_too(
     method: str, params: dict[str, Json], expected: Operation
 ) -> None:
     assert v0_3.DIALECT.read(method, raws(params)) == expected
 
 
-def test_a_message_may_leave_out_that_it_is_one_and_say_null_for_what_it_does_not_say() -> None:
+def test_a_message_may_omit_its_kind_and_have_null_members() -> None:
     bare = {key: value for key, value in MESSAGE.items() if key != "kind"}
     nulls: dict[str, Json] = {"contextId": None, "taskId": None, "metadata": None, "extensions": None}
     operation = v0_3.DIALECT.read("message/send", raws({"message": {**bare, **nulls}, "configuration": None}))
@@ -153,7 +153,7 @@ WRONG: list[tuple[str, dict[str, Json], str]] = [
 
 
 @pytest.mark.parametrize(("method", "params", "field"), WRONG)
-def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
+def test_the_invalid_field_is_named(method: str, params: dict[str, Json], field: str) -> None:
     assert refused(method, params) == field
 
 

@@ -121,13 +121,13 @@ WRONG: list[tuple[str, dict[str, Json], str]] = [
 
 
 @pytest.mark.parametrize(("method", "params", "field"), WRONG)
-def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
+def test_the_invalid_field_is_named(method: str, params: dict[str, Json], field: str) -> None:
     problem = read(method, params)
     assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)
 
 
-def test_what_has_no_body_is_read_as_over_json_rpc() -> None:
+def test_requests_without_a_body_are_read_as_over_json_rpc() -> None:
     assert read("tasks/get", {"id": "t", "historyLength": 1}) == GetTask("t", 1)
     assert read("tasks/cancel", {"id": "t", "name": "tasks/t"}) == CancelTask("t")
 

@@ -117,7 +117,7 @@ def test_there_is_a_reader_for_every_method_and_none_for_others() -> None:
         ),
     ],
 )
-def test_a_part_is_what_it_has(part: dict[str, Json], expected: object) -> None:
+def test_the_type_of_a_part_follows_its_member(part: dict[str, Json], expected: object) -> None:
     operation = sent(parts=[part])
     assert isinstance(operation, SendMessage)
     assert operation.message.parts == (expected,)
@@ -145,7 +145,7 @@ def test_a_part_is_what_it_has(part: dict[str, Json], expected: object) -> None:
         ({"extensions": "urn:x"}, "message.extensions"),
     ],
 )
-def test_what_is_wrong_with_a_message_is_named(message: dict[str, Json], field: str) -> None:
+def test_the_invalid_field_of_a_message_is_named(message: dict[str, Json], field: str) -> None:
     assert refused("SendMessage", {"message": {**MESSAGE, **message}}) == field
 
 
@@ -189,7 +189,7 @@ def test_what_is_wrong_with_a_message_is_named(message: dict[str, Json], field: 
         ("ListTaskPushNotificationConfigs", {}, "taskId"),
     ],
 )
-def test_what_is_wrong_with_parameters_is_named(method: str, params: dict[str, Json], field: str) -> None:
+def test_the_invalid_parameter_is_named(method: str, params: dict[str, Json], field: str) -> None:
     assert refused(method, params) == field
 
 

@@ -1,4 +1,4 @@
-"""What the dialects share."""
+"""Fields that the dialects share."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_metadata_that_only_looks_marked_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("given", [b"7", b'""', b'"' + b"x" * 257 + b'"', b"null", b'"\\ud800"'])
-def test_what_is_no_id_is_refused_by_its_name(given: bytes) -> None:
+def test_an_invalid_id_is_refused_by_its_field(given: bytes) -> None:
     problem = problem_of("id", {"id": Raw(given)})
     assert (problem.kind, problem.details) == ("invalid_params", {"field": "id"})
     assert problem.message.startswith("id ")

@@ -68,5 +68,5 @@ def test_agents_of_1_0_may_leave_out_empty_parts_which_the_hub_always_writes() -
         assert b'"parts":[]' in bytes(v1_0.DIALECT.write_update(update))
 
 
-def test_an_empty_event_is_none() -> None:
+def test_an_empty_event_is_ignored() -> None:
     assert v1_0.DIALECT.read_update(v1_0.UpdateV10()) is None

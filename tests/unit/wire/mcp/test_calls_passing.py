@@ -1,4 +1,4 @@
-"""What travels on of what a caller says."""
+"""The members of a caller's request that are forwarded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def nobodys(id: str) -> None:
     """The name of a task that is not its caller's."""
 
 
-def test_what_the_hub_says_itself_ends_here_in_whatever_spelling() -> None:
+def test_the_hubs_own_metadata_is_removed_in_every_spelling() -> None:
     said = {key: raw(1) for key in (*OWN_KEYS, "progressToken")}
     shouted = {key.upper(): value for key, value in said.items()}
     assert passed_meta({**said, **shouted, "trace": raw("t")}, nobodys) == {"trace": raw("t")}

@@ -34,7 +34,7 @@ def test_a_value_keeps_its_exact_text() -> None:
         b'{"content":[{"type":"text","text":""}],"resultType":"complete"}',
     ],
 )
-def test_what_is_a_result_already_stays_as_it_is(value: bytes) -> None:
+def test_a_tool_result_stays_unchanged(value: bytes) -> None:
     assert bytes(tool_result(value).payload) == value
 
 
@@ -55,7 +55,7 @@ def test_a_typed_result_is_known_as_one() -> None:
         b'{"isError":"yes"}',
     ],
 )
-def test_what_only_looks_like_one_is_a_value(value: bytes) -> None:
+def test_a_value_that_resembles_a_tool_result_stays_a_value(value: bytes) -> None:
     result = tool_result(value)
     assert json.loads(bytes(result.payload))["structuredContent"] == json.loads(value)
     assert not result.is_error

@@ -1,4 +1,4 @@
-"""What servers say they can do, and what callers are told of it."""
+"""Capabilities of servers, and those shown to callers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from isthmus.wire.mcp.messages import (
 ABILITIES: tuple[Ability, ...] = get_args(Ability)
 
 
-def read(told: dict[str, Any]) -> ServerCapabilities:
-    return msgspec.json.decode(msgspec.json.encode(told), type=ServerCapabilities)
+def read(received: dict[str, Any]) -> ServerCapabilities:
+    return msgspec.json.decode(msgspec.json.encode(received), type=ServerCapabilities)
 
 
 @pytest.mark.parametrize(
-    ("told", "abilities"),
+    ("received", "abilities"),
     [
         ({}, set()),
         ({"tools": {}}, {"tools"}),
@@ -49,12 +49,12 @@ def read(told: dict[str, Any]) -> ServerCapabilities:
         ({"tools": {}, "extensions": None}, {"tools"}),
     ],
 )
-def test_a_server_can_do_what_it_says(told: dict[str, Any], abilities: set[Ability]) -> None:
-    assert read(told).abilities() == abilities
+def test_a_servers_abilities_follow_its_capabilities(received: dict[str, Any], abilities: set[Ability]) -> None:
+    assert read(received).abilities() == abilities
 
 
 @pytest.mark.parametrize(
-    ("told", "announces"),
+    ("received", "announces"),
     [
         ({"tools": {}}, False),
         ({"tools": {"listChanged": True}}, True),
@@ -63,38 +63,40 @@ def test_a_server_can_do_what_it_says(told: dict[str, Any], abilities: set[Abili
         ({"logging": {}}, False),
     ],
 )
-def test_a_server_announces_changes_if_it_says_so_of_any_list(told: dict[str, Any], *, announces: bool) -> None:
-    assert read(told).announces_changes is announces
+def test_a_server_announces_changes_if_it_says_so_of_any_list(received: dict[str, Any], *, announces: bool) -> None:
+    assert read(received).announces_changes is announces
 
 
 def test_callers_get_the_capabilities_of_the_servers_and_no_others() -> None:
     for size in range(len(ABILITIES) + 1):
         for chosen in itertools.combinations(ABILITIES, size):
-            told = write_server_capabilities(frozenset(chosen))
+            received = write_server_capabilities(frozenset(chosen))
             hidden = {"task_list"} if "resources" in chosen else {"subscribe", "task_list"}  # nothing to subscribe to
-            assert ("list" in told.get("tasks", ())) == ({"tasks", "task_list"} <= set(chosen))
-            assert read(told).abilities() == set(chosen) - hidden
-            assert all(told[topic]["listChanged"] for topic in ("tools", "prompts", "resources") if topic in told)
+            assert ("list" in received.get("tasks", ())) == ({"tasks", "task_list"} <= set(chosen))
+            assert read(received).abilities() == set(chosen) - hidden
+            assert all(
+                received[topic]["listChanged"] for topic in ("tools", "prompts", "resources") if topic in received
+            )
 
 
 def test_an_extension_is_advertised_only_if_all_that_it_needs_is_passed_on() -> None:
-    told = write_server_capabilities({"tools", "apps"})
-    assert told["extensions"] == {"io.modelcontextprotocol/ui": {}}
+    received = write_server_capabilities({"tools", "apps"})
+    assert received["extensions"] == {"io.modelcontextprotocol/ui": {}}
     assert "extensions" not in write_server_capabilities({"tools"})
 
 
 TASKS = "io.modelcontextprotocol/tasks"
 
 
-def client(**told: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(told))
+def client(**received: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(received))
 
 
 def test_the_extensions_that_a_client_knows_are_words_of_its_profile() -> None:
     shown = {"mimeTypes": [APP_TYPE]}
-    told = client(extensions={TASKS: {}, APPS: shown, "com.example/own": {}}, roots={})
-    assert read_client_capabilities(told) == {"roots", f"extensions.{APPS}"}
-    client_caps = read_client_capabilities(told, MODERN_EXTENSIONS)
+    received = client(extensions={TASKS: {}, APPS: shown, "com.example/own": {}}, roots={})
+    assert read_client_capabilities(received) == {"roots", f"extensions.{APPS}"}
+    client_caps = read_client_capabilities(received, MODERN_EXTENSIONS)
     assert client_caps == {"roots", f"extensions.{APPS}", f"extensions.{TASKS}"}
     assert write_client_capabilities(client_caps) == {"roots": {}, "extensions": {TASKS: {}, APPS: shown}}
 
@@ -109,10 +111,12 @@ def test_servers_get_no_promise_of_roots_notifications() -> None:
     assert write_client_capabilities(client_caps) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
 
 
-def test_a_profile_holds_only_what_the_protocol_knows() -> None:
+def test_client_capabilities_hold_only_those_of_the_protocol() -> None:
     made_up: dict[str, Any] = {f"x{number}": {} for number in range(50)}
-    told = client(elicitation={**made_up, "url": {}}, sampling={"tools": {}, "context": {}, **made_up}, more=made_up)
-    assert read_client_capabilities(told) == {
+    received = client(
+        elicitation={**made_up, "url": {}}, sampling={"tools": {}, "context": {}, **made_up}, more=made_up
+    )
+    assert read_client_capabilities(received) == {
         "elicitation",
         "elicitation.url",
         "sampling",

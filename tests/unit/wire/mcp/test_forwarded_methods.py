@@ -1,4 +1,4 @@
-"""Requests that go to a server: read strictly from callers, and written anew from what was authorised."""
+"""Requests to a server: read strictly from callers, and written anew from the authorised call."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ URI_REF = {"type": "ref/resource", "uri": "x:{y}"}
 ARGUMENT = {"name": "a", "value": "v"}
 
 
-def members(told: dict[str, Any]) -> dict[str, msgspec.Raw]:
-    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in told.items()}
+def members(received: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in received.items()}
 
 
-def read(method: str, **told: Any) -> CallRequest:
-    asked = read_request(method, members(told))
+def read(method: str, **received: Any) -> CallRequest:
+    asked = read_request(method, members(received))
     assert isinstance(asked, CallRequest), asked
     return asked
 
 
-def test_every_kind_has_a_method_save_what_is_one() -> None:
+def test_every_kind_but_method_has_a_method() -> None:
     assert METHODS.keys() == set(get_args(Kind)) - {"method"}
     about_tasks = {"tasks/get", "tasks/result", "tasks/cancel", "tasks/update"}
     assert {"tools/call", "prompts/get", "resources/read", "completion/complete", *about_tasks} == CALLS
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "kind", "name", "arguments"),
+    ("method", "received", "kind", "name", "arguments"),
     [
         ("tools/call", {"name": "t", "arguments": {"a": 1}}, "tool", "t", {"a": 1}),
         ("tools/call", {"name": "t"}, "tool", "t", {}),
@@ -58,19 +58,19 @@ def test_every_kind_has_a_method_save_what_is_one() -> None:
     ],
 )
 def test_a_request_is_read_and_written_again_as_it_was(
-    method: str, told: dict[str, Any], kind: Kind, name: str, arguments: dict[str, Any]
+    method: str, received: dict[str, Any], kind: Kind, name: str, arguments: dict[str, Any]
 ) -> None:
-    asked = read(method, **told, _meta={"trace": 1}, context={"n": 1})
+    asked = read(method, **received, _meta={"trace": 1}, context={"n": 1})
     assert (asked.kind, asked.name, json.loads(bytes(asked.arguments))) == (kind, name, arguments)
     assert (asked.meta, asked.extra) == (members({"trace": 1}), members({"context": {"n": 1}}))
     written = json.loads(request_params(kind, name, asked.arguments, b'{"trace":1}', asked.extra))
     bare = {key: value for key, value in written.items() if key != "arguments" or value}
-    assert bare == {**told, "_meta": {"trace": 1}, "context": {"n": 1}}
+    assert bare == {**received, "_meta": {"trace": 1}, "context": {"n": 1}}
     assert METHODS[kind] == method
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "words"),
+    ("method", "received", "words"),
     [
         ("tools/call", {}, "needs a name"),
         ("tools/call", {"name": 7}, "needs a name"),
@@ -91,8 +91,8 @@ def test_a_request_is_read_and_written_again_as_it_was(
         ("completion/complete", {"ref": PROMPT_REF, "argument": ARGUMENT, "Ref": URI_REF}, "did you mean 'ref'"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_said(method: str, told: dict[str, Any], words: str) -> None:
-    asked = read_request(method, members(told))
+def test_the_problem_of_a_request_is_reported(method: str, received: dict[str, Any], words: str) -> None:
+    asked = read_request(method, members(received))
     assert isinstance(asked, str)
     assert words in asked
 
@@ -105,7 +105,7 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "answer"),
+    ("received", "answer"),
     [
         ({}, CallResultInfo(False, None)),
         ({"isError": True, "resultType": "complete"}, CallResultInfo(True, "complete", has_type=True)),
@@ -116,12 +116,12 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
         ("x", None),
     ],
 )
-def test_of_a_result_only_what_matters_is_read(told: object, answer: CallResultInfo | None) -> None:
-    assert read_call_result(json.dumps(told).encode()) == answer
+def test_only_relevant_members_of_a_result_are_read(received: object, answer: CallResultInfo | None) -> None:
+    assert read_call_result(json.dumps(received).encode()) == answer
 
 
 @pytest.mark.parametrize(
-    ("told", "answer"),
+    ("received", "answer"),
     [
         ({}, CallResultInfo(False, None)),
         ({"isError": True}, CallResultInfo(False, None)),
@@ -136,8 +136,8 @@ def test_of_a_result_only_what_matters_is_read(told: object, answer: CallResultI
         ([], None),
     ],
 )
-def test_a_resource_says_how_long_it_may_be_kept(told: object, answer: CallResultInfo | None) -> None:
-    assert read_resource_result(json.dumps(told).encode()) == answer
+def test_a_resource_says_how_long_it_may_be_kept(received: object, answer: CallResultInfo | None) -> None:
+    assert read_resource_result(json.dumps(received).encode()) == answer
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_a_resource_says_how_long_it_may_be_kept(told: object, answer: CallResul
         ({"a": 1, "_meta": {"progressToken": 7}}, b'{"trace":1}', {"a": 1, "_meta": {"trace": 1}}),
     ],
 )
-def test_a_method_has_its_parameters_as_they_are_and_what_the_hub_says_of_it(
+def test_a_methods_parameters_are_unchanged_apart_from_metadata(
     params: dict[str, Any], meta: bytes | None, written: dict[str, Any]
 ) -> None:
     assert json.loads(request_params("method", "x/y", json.dumps(params).encode(), meta, {})) == written
 
 
-def test_what_a_method_answers_is_an_object_and_nothing_else_is_known_of_it() -> None:
+def test_a_methods_result_must_be_an_object() -> None:
     assert read_any_result(msgspec.Raw(b'{"isError":"odd","resultType":7}')) == CallResultInfo(False, None)
     assert read_any_result(msgspec.Raw(b"[]")) is None

@@ -68,7 +68,7 @@ def test_headers_are_those_that_the_official_client_writes(arguments: dict[str, 
         {"default": {"x-mcp-header": "Data"}, "properties": []},
     ],
 )
-def test_what_is_no_annotation_asks_for_no_header(schema: dict[str, Any]) -> None:
+def test_an_invalid_annotation_requires_no_header(schema: dict[str, Any]) -> None:
     assert annotated_params(raw(schema)) == ()
 
 
@@ -136,8 +136,8 @@ def test_headers_are_believed_where_the_official_server_believes_them(
     arguments: dict[str, Any], headers: dict[str, str]
 ) -> None:
     official = validate_mcp_param_headers(SCHEMA, arguments, headers)
-    told = {name.encode(): value.encode() for name, value in headers.items()}
-    ours = find_param_mismatch(required_params(raw(SCHEMA)), raw(arguments), told)
+    received = {name.encode(): value.encode() for name, value in headers.items()}
+    ours = find_param_mismatch(required_params(raw(SCHEMA)), raw(arguments), received)
     assert (ours is None) == (official is None), (ours, official)
 
 
@@ -145,7 +145,7 @@ def test_headers_are_believed_where_the_official_server_believes_them(
     "arguments",
     [b'{"region":"us","region":"eu"}', b'{"region":"us","\\u0072egion":"eu"}', b'{"x":1,"x":2,"region":"eu"}'],
 )
-def test_an_argument_that_is_there_twice_is_what_no_header_says(arguments: bytes) -> None:
+def test_a_duplicate_argument_matches_no_header(arguments: bytes) -> None:
     """Who routes by the header and the server that reads the body could go by two different ones."""
     said = find_param_mismatch(required_params(raw(SCHEMA)), msgspec.Raw(arguments), {b"mcp-param-region": b"eu"})
     assert said is not None
@@ -180,7 +180,7 @@ def test_nothing_is_demanded_of_callers_where_one_annotation_breaks_the_rules(pa
     assert validate_mcp_param_headers(schema, {"region": "eu"}, {}) is None
 
 
-def test_a_description_that_speaks_of_the_annotation_is_none() -> None:
+def test_a_description_that_mentions_the_annotation_is_not_one() -> None:
     schema = annotated_with({"type": "string", "description": 'see "x-mcp-header": it is new', "const": "x-mcp-header"})
     assert required_params(raw(schema)) == ((("region",), "mcp-param-region"),)
     assert required_params(None) == ()
@@ -189,7 +189,7 @@ def test_a_description_that_speaks_of_the_annotation_is_none() -> None:
 # -- what is a mark, and what only has its name --------------------------------------------------------------------
 
 NAMED = {"x-mcp-header": {"type": "string"}}
-"""Members of which one has the name of the mark."""
+"""Members, one of which is named like the annotation."""
 
 NAMESAKES: list[dict[str, Any]] = [
     {"properties": NAMED},

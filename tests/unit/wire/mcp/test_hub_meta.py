@@ -14,7 +14,7 @@ ME = Implementation("isthmus", "1")
 HUBS = {"near": 0, "far": 3}
 
 
-def test_what_is_written_is_read_in_both_eras() -> None:
+def test_hub_metadata_is_read_back_in_both_eras() -> None:
     discovery = modern.read_discover_result(modern.discover_result(modern.VERSIONS, ME, frozenset(), HUBS))
     welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset(), HUBS))
     assert discovery is not None
@@ -38,17 +38,17 @@ def test_nonsense_names_no_hub(hubs: Any) -> None:
 
 
 @pytest.mark.parametrize("meta", [b"null", b"[]", b"7", b"{", b""])
-def test_what_is_no_object_names_no_hub(meta: bytes) -> None:
+def test_metadata_that_is_no_object_names_no_hub(meta: bytes) -> None:
     assert read_hubs(meta) == {}
 
 
 def test_of_too_many_the_nearest_are_sent() -> None:
     many = {str(steps): steps % 100 for steps in range(1000)}
-    told = write_hubs(many)[HUBS_KEY]
-    assert len(told) == HUBS_MAX
-    assert max(told.values()) < 30
+    received = write_hubs(many)[HUBS_KEY]
+    assert len(received) == HUBS_MAX
+    assert max(received.values()) < 30
 
 
 def test_a_hub_that_is_said_to_be_far_away_costs_none_of_the_others() -> None:
-    told = write_hubs({"here": 0, "far": STEPS_MAX + 1})
-    assert read_hubs(json.dumps(told).encode()) == {"here": 0, "far": STEPS_MAX}
+    received = write_hubs({"here": 0, "far": STEPS_MAX + 1})
+    assert read_hubs(json.dumps(received).encode()) == {"here": 0, "far": STEPS_MAX}

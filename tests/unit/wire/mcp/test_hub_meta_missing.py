@@ -1,4 +1,4 @@
-"""What a hub says of servers that are not there: what is written is read again, and nonsense is nothing."""
+"""A hub's report of missing servers: written and read back; invalid ones are ignored."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from isthmus.wire.mcp.lists import TOOLS, ListPage, read_page
 from isthmus.wire.mcp.messages import MISSING_MAX, REASON_LENGTH_MAX, UnavailableServer, read_missing, write_missing
 
 
-def test_what_one_hub_writes_another_reads() -> None:
-    told = {"web": UnavailableServer("retrying", "connection refused"), "files": UnavailableServer("starting", None)}
-    assert read_missing(write_missing(told)) == {"web": "connection refused", "files": "it is away"}
+def test_missing_servers_survive_writing_and_reading() -> None:
+    received = {
+        "web": UnavailableServer("retrying", "connection refused"),
+        "files": UnavailableServer("starting", None),
+    }
+    assert read_missing(write_missing(received)) == {"web": "connection refused", "files": "it is away"}
 
 
 def test_it_is_read_with_a_page_of_a_list() -> None:
@@ -21,8 +24,8 @@ def test_it_is_read_with_a_page_of_a_list() -> None:
 
 
 def test_reasons_are_cut_and_plain() -> None:
-    told = read_missing(write_missing({"web": UnavailableServer("retrying", "\x1b[2J" + "x" * 1_000)}))
-    assert told == {"web": ("[2J" + "x" * 1_000)[:REASON_LENGTH_MAX]}
+    received = read_missing(write_missing({"web": UnavailableServer("retrying", "\x1b[2J" + "x" * 1_000)}))
+    assert received == {"web": ("[2J" + "x" * 1_000)[:REASON_LENGTH_MAX]}
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_everything_that_can_be_asked_is_read(method: str) -> None:
         ({"inputRequests": {"r": {"method": "roots/list", "params": []}}}, "unknown"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(members: dict[str, Any], why: str) -> None:
+def test_the_problem_of_input_responses_is_reported(members: dict[str, Any], why: str) -> None:
     wrong = read(**members)
     assert isinstance(wrong, str)
     assert why in wrong
@@ -90,7 +90,7 @@ names = st.text(max_size=20)
 
 
 @given(st.dictionaries(names, st.sampled_from(sorted(CAPABILITY_NEEDED)), min_size=1, max_size=5), st.text(max_size=50))
-def test_what_is_written_can_be_read(asked: dict[str, str], state: str) -> None:
+def test_written_input_requests_can_be_read(asked: dict[str, str], state: str) -> None:
     questions = {key: Question(method, raw({"k": key})) for key, method in asked.items()}
     written = write_input_required(questions, state)
     assert json.loads(written)["resultType"] == "input_required"
@@ -123,9 +123,9 @@ def test_answers_are_read_as_the_caller_wrote_them() -> None:
 
 def test_a_question_that_sends_the_user_elsewhere_has_an_id_for_earlier_callers() -> None:
     asked = Question("elicitation/create", raw({"mode": "url", "url": "https://login.example/", "message": "in?"}))
-    told = as_legacy_request(asked, "e1")
-    assert json.loads(bytes(told.params)) == {**json.loads(bytes(asked.params)), "elicitationId": "e1"}
-    assert as_legacy_request(told, "e2") == told
+    received = as_legacy_request(asked, "e1")
+    assert json.loads(bytes(received.params)) == {**json.loads(bytes(asked.params)), "elicitationId": "e1"}
+    assert as_legacy_request(received, "e2") == received
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,15 @@ def test_the_hub_asks_for_the_newest_version_and_claims_nothing() -> None:
 
 
 @pytest.mark.parametrize("version", legacy.VERSIONS)
-def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
-    told = {"protocolVersion": version, "capabilities": {"tools": {}, "resources": {"subscribe": True}}, "new": 1}
-    welcome = legacy.read_initialize_result(json.dumps(told).encode())
+def test_an_initialize_result_is_read_with_its_capabilities(version: str) -> None:
+    received = {"protocolVersion": version, "capabilities": {"tools": {}, "resources": {"subscribe": True}}, "new": 1}
+    welcome = legacy.read_initialize_result(json.dumps(received).encode())
     assert isinstance(welcome, legacy.InitializeResult)
     assert welcome.capabilities.abilities() == {"tools", "resources", "subscribe"}
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("received", "words"),
     [
         ([], "invalid result"),
         ({"protocolVersion": 7}, "invalid result"),
@@ -39,17 +39,17 @@ def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
         ({"protocolVersion": "2019-01-01"}, "it speaks MCP '2019-01-01'"),
     ],
 )
-def test_an_invalid_initialize_result_is_reported(told: object, words: str) -> None:
-    welcome = legacy.read_initialize_result(json.dumps(told).encode())
+def test_an_invalid_initialize_result_is_reported(received: object, words: str) -> None:
+    welcome = legacy.read_initialize_result(json.dumps(received).encode())
     assert isinstance(welcome, str)
     assert words in welcome
 
 
 @pytest.mark.parametrize(
-    ("told", "version"), [({"protocolVersion": "x"}, "x"), ({"protocolVersion": 7}, None), ({}, None)]
+    ("received", "version"), [({"protocolVersion": "x"}, "x"), ({"protocolVersion": 7}, None), ({}, None)]
 )
-def test_a_callers_version_is_what_it_names(told: dict[str, Any], version: str | None) -> None:
-    members = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in told.items()}
+def test_a_callers_version_is_read(received: dict[str, Any], version: str | None) -> None:
+    members = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in received.items()}
     assert legacy.requested_version(members) == version
 
 
@@ -58,13 +58,13 @@ def test_a_spoken_version_is_agreed_to_and_another_answered_with_the_newest() ->
     assert legacy.negotiate("2026-07-28") == legacy.LATEST
 
 
-def test_a_caller_is_welcomed_with_what_the_servers_can_do() -> None:
-    told = json.loads(legacy.initialize_result("2025-06-18", ME, frozenset({"prompts"})))
-    assert told["capabilities"] == {"prompts": {"listChanged": True}}
-    assert told["protocolVersion"] == "2025-06-18"
+def test_the_initialize_result_has_the_servers_capabilities() -> None:
+    response = json.loads(legacy.initialize_result("2025-06-18", ME, frozenset({"prompts"})))
+    assert response["capabilities"] == {"prompts": {"listChanged": True}}
+    assert response["protocolVersion"] == "2025-06-18"
 
 
-def test_a_list_names_what_is_missing_only_if_something_is() -> None:
+def test_a_list_names_missing_servers_only_if_there_are_some() -> None:
     assert legacy.list_result("prompts", b"[1]", None) == b'{"prompts":[1]}'
     assert legacy.list_result("prompts", b"[]", b'{"m":1}') == b'{"prompts":[],"_meta":{"m":1}}'
 
@@ -86,8 +86,8 @@ def test_a_list_names_what_is_missing_only_if_something_is() -> None:
     ],
 )
 def test_a_servers_info_is_read_as_far_as_possible(info: object, who: Implementation | None) -> None:
-    told = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info}
-    welcome = legacy.read_initialize_result(json.dumps(told).encode())
+    received = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info}
+    welcome = legacy.read_initialize_result(json.dumps(received).encode())
     assert isinstance(welcome, legacy.InitializeResult)
     assert legacy.read_server_info(welcome.serverInfo) == who
 

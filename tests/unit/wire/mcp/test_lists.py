@@ -38,8 +38,8 @@ class Read(NamedTuple):
     ttl_seconds: float | None
 
 
-def read(shape: ListShape, told: Any) -> Read:
-    page = read_page(shape, told if isinstance(told, bytes) else json.dumps(told).encode())
+def read(shape: ListShape, received: Any) -> Read:
+    page = read_page(shape, received if isinstance(received, bytes) else json.dumps(received).encode())
     assert isinstance(page, ListPage), page
     found = [read_entry(shape, raw) for raw in page]
     assert len(found) == len(page)
@@ -81,7 +81,7 @@ def test_a_bad_entry_costs_only_itself(shape: ListShape, entry: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x\n", "a\x00b", "x\u2028", "\x9f"])
-def test_a_name_that_cannot_be_shown_is_none(name: str) -> None:
+def test_an_entry_with_an_unprintable_name_is_left_out(name: str) -> None:
     assert read(TOOLS, {"tools": [{"name": name}]}).entries == []
 
 
@@ -128,7 +128,7 @@ def test_a_definition_with_nothing_wrong_in_it_stays_as_it_was_written() -> None
 
 
 @pytest.mark.parametrize("between", ["", " ", "\n", "\r\n\t  "])
-def test_entries_are_found_whatever_stands_between_them(between: str) -> None:
+def test_entries_are_found_with_any_white_space_between_them(between: str) -> None:
     written = [json.dumps({"name": name, "description": "a, [b], {c}"}) for name in ("one", "two", "three")]
     array = f"{between}[{between}{f'{between},{between}'.join(written)}{between}]{between}"
     text = f'{{"other":[1,2],"tools":{array},"nextCursor":"c"}}'.encode()
@@ -138,9 +138,9 @@ def test_entries_are_found_whatever_stands_between_them(between: str) -> None:
     assert read_list(TOOLS, text) == read(TOOLS, text).entries
 
 
-@pytest.mark.parametrize("told", [[], {}, {"tools": {}}, {"tools": None}, {"tools": [], "nextCursor": 7}, 7, "x"])
-def test_an_invalid_list_is_reported(told: object) -> None:
-    page = read_page(TOOLS, json.dumps(told).encode())
+@pytest.mark.parametrize("received", [[], {}, {"tools": {}}, {"tools": None}, {"tools": [], "nextCursor": 7}, 7, "x"])
+def test_an_invalid_list_is_reported(received: object) -> None:
+    page = read_page(TOOLS, json.dumps(received).encode())
     assert isinstance(page, str)
     assert page.startswith("tools/list returned an invalid result")
 
@@ -151,7 +151,7 @@ def test_a_page_of_millions_of_values_is_not_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("received", "seconds"),
     [
         ({}, None),
         ({"ttlMs": None}, None),
@@ -162,8 +162,8 @@ def test_a_page_of_millions_of_values_is_not_split() -> None:
         ({"cacheScope": 7}, None),
     ],
 )
-def test_the_ttl_of_a_list_is_in_milliseconds(told: dict[str, Any], seconds: float | None) -> None:
-    assert read(TOOLS, {"tools": [], **told}).ttl_seconds == seconds
+def test_the_ttl_of_a_list_is_in_milliseconds(received: dict[str, Any], seconds: float | None) -> None:
+    assert read(TOOLS, {"tools": [], **received}).ttl_seconds == seconds
 
 
 @pytest.mark.parametrize("shape", EVERY, ids=lambda shape: shape.noun)
@@ -176,7 +176,7 @@ def test_an_entry_is_shown_in_its_servers_words_under_the_name_to_use(shape: Lis
     assert isinstance(shown["name"], str)
 
 
-def test_what_clients_insist_on_is_there() -> None:
+def test_members_required_by_clients_are_present() -> None:
     assert json.loads(write_entry(TOOLS, "t", {})) == {"name": "t", "inputSchema": {"type": "object"}}
     assert json.loads(write_entry(RESOURCES, "file:///x", {})) == {"uri": "file:///x", "name": "file:///x"}
     assert json.loads(write_entry(RESOURCES, "u", {"name": raw("own")})) == {"uri": "u", "name": "own"}

@@ -1,4 +1,4 @@
-"""What both eras write alike: notifications, levels, and the small readers under everything else."""
+"""Messages that are the same in both eras: notifications, levels, and the small readers below everything else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_line_is_read_with_its_level_and_kept_as_it_is(level: str) -> None:
         {"level": raw(3), "data": raw(1)},
     ],
 )
-def test_a_line_without_a_level_or_anything_to_say_is_none(members: dict[str, msgspec.Raw]) -> None:
+def test_a_log_line_without_a_valid_level_or_data_is_ignored(members: dict[str, msgspec.Raw]) -> None:
     assert read_log(members) is None
 
 
@@ -69,7 +69,7 @@ def test_only_a_string_is_a_string(text: bytes, value: str | None) -> None:
 
 
 @pytest.mark.parametrize(("text", "token"), [(b"7", 7), (b'"7"', -1), (b"7.5", -1), (b"null", -1), (b"{}", -1)])
-def test_a_token_is_an_id_of_ours_or_none(text: bytes, token: int) -> None:
+def test_only_an_integer_progress_token_is_ours(text: bytes, token: int) -> None:
     assert token_of({"progressToken": msgspec.Raw(text)}) == token
     assert token_of({}) == -1
 

@@ -21,12 +21,12 @@ GOOD = {modern.VERSION_KEY: modern.VERSION, modern.CAPABILITIES_KEY: {}}
 steady = settings(deadline=None, derandomize=True, max_examples=200 if IS_FULL else 66)
 
 
-def raws(told: dict[str, Any]) -> dict[str, msgspec.Raw]:
-    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in told.items()}
+def raws(received: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in received.items()}
 
 
-def request(method: str, meta: object = GOOD, **told: Any) -> Request:
-    params = told if meta is None else {**told, "_meta": meta}
+def request(method: str, meta: object = GOOD, **received: Any) -> Request:
+    params = received if meta is None else {**received, "_meta": meta}
     return Request(msgspec.Raw(b"1"), method, raws(params))
 
 
@@ -93,7 +93,7 @@ def test_a_header_with_an_unsupported_version_gets_an_error(meta: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "name"),
+    ("method", "received", "name"),
     [
         ("tools/call", {"name": "t"}, "t"),
         ("prompts/get", {"name": "p"}, "p"),
@@ -103,8 +103,8 @@ def test_a_header_with_an_unsupported_version_gets_an_error(meta: object) -> Non
         ("tools/list", {}, None),
     ],
 )
-def test_headers_repeat_what_the_body_says(method: str, told: dict[str, Any], name: str | None) -> None:
-    asked = request(method, **told)
+def test_headers_must_match_the_body(method: str, received: dict[str, Any], name: str | None) -> None:
+    asked = request(method, **received)
     good = modern.RoutingHeaders(modern.VERSION, method, name)
     assert modern.check(asked, good, ()) == raws(GOOD)
     wrong = [modern.RoutingHeaders(None, method, name), modern.RoutingHeaders(modern.VERSION, "other", name)]
@@ -143,7 +143,7 @@ def test_a_header_that_stands_for_nothing_matches_nothing(value: str | None) -> 
     assert modern.decode_header(value) is None
 
 
-def test_an_envelope_is_put_around_what_is_passed_on() -> None:
+def test_forwarded_requests_get_an_envelope() -> None:
     own = modern.envelope(ME)
     bare = json.loads(modern.request_meta(own, {}))
     assert bare[modern.VERSION_KEY] == modern.VERSION
@@ -155,27 +155,29 @@ def test_an_envelope_is_put_around_what_is_passed_on() -> None:
 
 
 def test_discovery_is_read_as_it_is_written() -> None:
-    told = modern.discover_result(("2026-07-28", "2025-11-25"), ME, frozenset({"resources", "subscribe"}))
-    discovery = modern.read_discover_result(told)
+    received = modern.discover_result(("2026-07-28", "2025-11-25"), ME, frozenset({"resources", "subscribe"}))
+    discovery = modern.read_discover_result(received)
     assert discovery is not None
     assert discovery.capabilities.abilities() == {"resources", "subscribe"}
-    plain = json.loads(told)
+    plain = json.loads(received)
     assert (plain["resultType"], plain["ttlMs"]) == ("complete", 0)
     assert plain["_meta"][modern.SERVER_KEY]["name"] == "isthmus"
 
 
-@pytest.mark.parametrize("told", [{}, [], {"supportedVersions": ["2025-11-25"]}, {"supportedVersions": "2026-07-28"}])
-def test_what_names_no_modern_version_is_no_discovery(told: object) -> None:
-    assert modern.read_discover_result(json.dumps(told).encode()) is None
+@pytest.mark.parametrize(
+    "received", [{}, [], {"supportedVersions": ["2025-11-25"]}, {"supportedVersions": "2026-07-28"}]
+)
+def test_a_discover_result_without_a_modern_version_is_ignored(received: object) -> None:
+    assert modern.read_discover_result(json.dumps(received).encode()) is None
 
 
 # -- results of one era in another ---------------------------------------------------------------------------------
 
 
-def test_a_result_of_the_earlier_era_becomes_complete_and_what_can_be_kept_says_that_it_must_not() -> None:
+def test_a_legacy_result_becomes_complete_and_forbids_caching() -> None:
     assert json.loads(modern.as_modern(b'{"content":[]}') or b"") == {"resultType": "complete", "content": []}
-    told = json.loads(modern.as_modern(b'{"contents":[]}', is_cacheable=True) or b"")
-    assert told == {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "contents": []}
+    received = json.loads(modern.as_modern(b'{"contents":[]}', is_cacheable=True) or b"")
+    assert received == {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "contents": []}
     kept = json.loads(modern.as_modern(b'{"ttlMs":5,"cacheScope":"public"}', is_cacheable=True) or b"")
     assert (kept["ttlMs"], kept["cacheScope"]) == (5, "public")
     assert modern.as_modern(b"[]") is None
@@ -204,7 +206,7 @@ def test_a_list_says_that_it_is_whole_and_not_to_be_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "topics", "uris"),
+    ("received", "topics", "uris"),
     [
         ({}, set(), ()),
         ({"toolsListChanged": True, "promptsListChanged": False, "new": 1}, {"tools"}, ()),
@@ -213,21 +215,21 @@ def test_a_list_says_that_it_is_whole_and_not_to_be_kept() -> None:
         ({"resourceSubscriptions": None, "toolsListChanged": None}, set(), ()),
     ],
 )
-def test_what_is_wanted_is_read_and_written_again(
-    told: dict[str, Any], topics: set[str], uris: tuple[str, ...]
+def test_a_listen_filter_survives_reading_and_writing(
+    received: dict[str, Any], topics: set[str], uris: tuple[str, ...]
 ) -> None:
-    wanted = modern.read_listen_filter(raws({"notifications": told}))
+    wanted = modern.read_listen_filter(raws({"notifications": received}))
     assert wanted is not None
     assert ({*wanted.topics}, wanted.uris) == ({*topics}, uris)
     assert modern.read_listen_filter({"notifications": msgspec.Raw(modern.write_listen_filter(wanted))}) == wanted
 
 
 @pytest.mark.parametrize(
-    "told",
+    "received",
     [{}, {"notifications": 7}, {"notifications": {"resourceSubscriptions": [7]}}, {"notifications": {"taskIds": "t"}}],
 )
-def test_what_cannot_be_read_is_not_wanted(told: dict[str, Any]) -> None:
-    assert modern.read_listen_filter(raws(told)) is None
+def test_an_unreadable_listen_filter_is_ignored(received: dict[str, Any]) -> None:
+    assert modern.read_listen_filter(raws(received)) is None
 
 
 def test_only_supported_notifications_are_acknowledged() -> None:
@@ -261,7 +263,7 @@ def test_every_message_of_a_subscription_is_marked_with_its_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "honoured"),
+    ("received", "honoured"),
     [
         ({"notifications": {"resourceSubscriptions": ["a", "b"]}}, {"a", "b"}),
         ({"notifications": {"toolsListChanged": True, "resourceSubscriptions": []}}, set()),
@@ -274,5 +276,7 @@ def test_every_message_of_a_subscription_is_marked_with_its_id() -> None:
         ({}, None),
     ],
 )
-def test_an_acknowledgement_that_says_nothing_at_all_leaves_nothing_out(told: Any, honoured: set[str] | None) -> None:
-    assert modern.read_granted(raws(told)) == honoured
+def test_an_acknowledgement_that_says_nothing_at_all_leaves_nothing_out(
+    received: Any, honoured: set[str] | None
+) -> None:
+    assert modern.read_granted(raws(received)) == honoured

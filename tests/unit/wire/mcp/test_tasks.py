@@ -30,12 +30,12 @@ from isthmus.wire.mcp.tasks import (
 from tests.unit.core.doubles import raw
 
 
-def renamed(told: object) -> Any:
-    return json.loads(bytes(rename_ids(msgspec.Raw(json.dumps(told).encode()), lambda own: f"hub-{own}")))
+def renamed(received: object) -> Any:
+    return json.loads(bytes(rename_ids(msgspec.Raw(json.dumps(received).encode()), lambda own: f"hub-{own}")))
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("received", "shown"),
     [
         ({"taskId": "t", "status": "working"}, {"taskId": "hub-t", "status": "working"}),
         ({"task": {"taskId": "t", "ttl": None}, "x": 1}, {"task": {"taskId": "hub-t", "ttl": None}, "x": 1}),
@@ -45,12 +45,12 @@ def renamed(told: object) -> Any:
         ),
     ],
 )
-def test_an_id_is_renamed_wherever_it_stands(told: object, shown: object) -> None:
-    assert renamed(told) == shown
+def test_an_id_is_renamed_wherever_it_stands(received: object, shown: object) -> None:
+    assert renamed(received) == shown
 
 
 @pytest.mark.parametrize(
-    "told",
+    "received",
     [
         {},
         {"content": [{"taskId": "t"}]},
@@ -59,8 +59,8 @@ def test_an_id_is_renamed_wherever_it_stands(told: object, shown: object) -> Non
         ["taskId"],
     ],
 )
-def test_what_is_no_id_is_left_alone(told: object) -> None:
-    assert renamed(told) == told
+def test_invalid_task_ids_are_unchanged(received: object) -> None:
+    assert renamed(received) == received
 
 
 def test_a_message_without_an_id_stays_as_it_was_written() -> None:
@@ -73,9 +73,9 @@ def test_a_message_without_an_id_stays_as_it_was_written() -> None:
 STATE = {"taskId": "t", "status": "working", "ttl": 1500, "x": 1}
 
 
-@pytest.mark.parametrize("told", [STATE, {"task": STATE}])
-def test_a_state_is_read_from_what_holds_it_or_is_it(told: object) -> None:
-    state = read_state(raw(told))
+@pytest.mark.parametrize("received", [STATE, {"task": STATE}])
+def test_a_state_is_read_bare_or_inside_a_member(received: object) -> None:
+    state = read_state(raw(received))
     assert state is not None
     assert (state.id, state.status, state.is_terminal, state.ttl_seconds) == ("t", "working", False, 1.5)
     assert {key: json.loads(bytes(value)) for key, value in state.members.items()} == STATE
@@ -102,7 +102,7 @@ def test_how_long_it_is_kept_may_not_be_said(ttl: dict[str, Any], seconds: float
 
 
 @pytest.mark.parametrize(
-    "told",
+    "received",
     [
         {},
         {"taskId": "t"},
@@ -114,11 +114,11 @@ def test_how_long_it_is_kept_may_not_be_said(ttl: dict[str, Any], seconds: float
         [],
     ],
 )
-def test_what_says_no_status_of_a_task_is_no_state(told: object) -> None:
-    assert read_state(raw(told)) is None
+def test_a_value_without_a_task_status_is_no_state(received: object) -> None:
+    assert read_state(raw(received)) is None
 
 
-def test_of_a_large_state_only_what_is_needed_is_remembered() -> None:
+def test_only_required_members_of_a_large_state_are_kept() -> None:
     large = {**STATE, "statusMessage": "m" * STATE_BYTES_MAX, "result": "r" * STATE_BYTES_MAX, "createdAt": "now"}
     state = read_state(raw(large))
     assert state is not None
@@ -130,7 +130,9 @@ def test_of_a_large_state_only_what_is_needed_is_remembered() -> None:
 
 def test_a_server_may_say_how_often_it_likes_to_be_asked() -> None:
     assert read_poll_seconds(raw({"pollIntervalMs": 250})) == 0.25
-    assert [read_poll_seconds(msgspec.Raw(told)) for told in (b"{}", b'{"pollIntervalMs":"x"}', b"[]")] == [None] * 3
+    assert [read_poll_seconds(msgspec.Raw(received)) for received in (b"{}", b'{"pollIntervalMs":"x"}', b"[]")] == [
+        None
+    ] * 3
 
 
 def test_a_page_names_the_next_if_there_is_one() -> None:
@@ -141,20 +143,20 @@ def test_a_page_names_the_next_if_there_is_one() -> None:
 # -- what relates to a task ----------------------------------------------------------------------------------------
 
 
-def test_what_relates_to_a_task_names_it_anew() -> None:
+def test_related_messages_get_the_new_task_id() -> None:
     members = {"x": raw(1), "_meta": raw({"a": 1, RELATED: {"taskId": "t", "b": 2}})}
-    told = rename_related(members, str.upper)
-    assert told["x"] == raw(1)
-    assert json.loads(bytes(told["_meta"])) == {"a": 1, RELATED: {"taskId": "T", "b": 2}}
+    received = rename_related(members, str.upper)
+    assert received["x"] == raw(1)
+    assert json.loads(bytes(received["_meta"])) == {"a": 1, RELATED: {"taskId": "T", "b": 2}}
 
 
 @pytest.mark.parametrize("related", [{"taskId": "t"}, {"taskId": 7}, {}, "t"])
-def test_what_relates_to_a_task_without_a_name_does_not_relate_to_it(related: object) -> None:
+def test_a_relation_to_an_unknown_task_is_removed(related: object) -> None:
     assert rename_related_meta({"a": raw(1), RELATED: raw(related)}, lambda _id: None) == {"a": raw(1)}
 
 
 @pytest.mark.parametrize("members", [{}, {"_meta": raw({"a": 1})}, {"_meta": raw(7)}])
-def test_what_relates_to_no_task_is_left_alone(members: dict[str, msgspec.Raw]) -> None:
+def test_messages_without_a_related_task_are_unchanged(members: dict[str, msgspec.Raw]) -> None:
     assert rename_related(members, str.upper) is members
 
 
@@ -170,9 +172,9 @@ TIMES = {"createdAt": "2023-11-14T22:13:20.000Z", "lastUpdatedAt": "2023-11-14T2
 
 
 def test_a_task_has_the_words_of_each_era() -> None:
-    told = {"taskId": "t", "status": "failed", "statusMessage": "not today", **TIMES}
-    assert read(legacy_state(SUMMARY)) == {**told, "ttl": 60_000, "pollInterval": 1000}
-    assert read(modern_state(SUMMARY)) == {**told, "ttlMs": 60_000, "pollIntervalMs": 1000}
+    received = {"taskId": "t", "status": "failed", "statusMessage": "not today", **TIMES}
+    assert read(legacy_state(SUMMARY)) == {**received, "ttl": 60_000, "pollInterval": 1000}
+    assert read(modern_state(SUMMARY)) == {**received, "ttlMs": 60_000, "pollIntervalMs": 1000}
     assert "statusMessage" not in legacy_state(msgspec.structs.replace(SUMMARY, message=""))
 
 
@@ -185,7 +187,7 @@ def test_a_caller_says_how_long_it_wants_a_task_to_be_kept(wanted: object, secon
 
 
 @pytest.mark.parametrize("wanted", [b"5", b"null", b"[]", b'{"ttl":"long"}', b'{"ttl":-1}', b'{"ttl":true}', b"{"])
-def test_what_cannot_be_meant_is_said_in_words(wanted: bytes) -> None:
+def test_an_invalid_ttl_is_reported(wanted: bytes) -> None:
     assert isinstance(read_ttl(msgspec.Raw(wanted)), str)
 
 
@@ -195,7 +197,7 @@ def test_a_tool_is_said_to_be_one_that_may_be_run_as_a_task() -> None:
     assert read(with_task_support({"execution": raw(5)})) == {"execution": {"taskSupport": "optional"}}
 
 
-def test_a_message_says_to_which_task_it_relates_beside_what_it_said() -> None:
+def test_a_message_gets_its_related_task_beside_its_members() -> None:
     members = {"content": raw([]), "_meta": raw({"a": 1, RELATED: {"taskId": "another"}})}
     assert read(related_to("t", members)) == {"content": [], "_meta": {"a": 1, RELATED: {"taskId": "t"}}}
     assert read(related_to("t", {})) == {"_meta": {RELATED: {"taskId": "t"}}}

@@ -1,4 +1,4 @@
-"""What devices send is read as any JSON-RPC, and `"params": null` as no params."""
+"""Messages of devices are read as JSON-RPC, and `"params": null` as no params."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isthmus.wire.relay.messages import (
 )
 
 
-def test_null_params_are_none() -> None:
+def test_null_params_count_as_empty() -> None:
     message = decode(b'{"jsonrpc":"2.0","method":"tools/list","params":null,"id":2}', max_depth=64)
     assert isinstance(message, Request)
     assert (bytes(message.id), message.method, message.params) == (b"2", "tools/list", {})
@@ -43,7 +43,7 @@ def test_a_line_break_at_the_end_does_no_harm() -> None:
         (b'{"jsonrpc":"2.0","method":"ping","params":"x","id":1}', INVALID_PARAMS),
     ],
 )
-def test_what_is_no_message_says_what_is_wrong(body: bytes, code: int) -> None:
+def test_an_invalid_message_is_malformed_with_a_code(body: bytes, code: int) -> None:
     message = decode(body, max_depth=64)
     if isinstance(message, Batch):
         assert body.startswith(b"[")
@@ -54,12 +54,12 @@ def test_what_is_no_message_says_what_is_wrong(body: bytes, code: int) -> None:
 
 def test_totals_name_missing_servers_only_if_there_are_any() -> None:
     assert server_counts(2, ()) == {"total_servers": b"2", "responded_servers": b"2"}
-    told = server_counts(1, [MissingServer("s2", "gone")])
-    assert (told["total_servers"], told["responded_servers"]) == (b"2", b"1")
-    assert json.loads(bytes(told["missing"])) == [{"server_id": "s2", "reason": "gone"}]
+    received = server_counts(1, [MissingServer("s2", "gone")])
+    assert (received["total_servers"], received["responded_servers"]) == (b"2", b"1")
+    assert json.loads(bytes(received["missing"])) == [{"server_id": "s2", "reason": "gone"}]
 
 
-def test_an_object_is_tagged_with_its_server_whatever_it_says_itself() -> None:
+def test_an_objects_own_server_id_is_replaced() -> None:
     assert json.loads(add_server_id(b'{"a":1.50,"server_id":"forged"}', "s1") or b"") == {"a": 1.5, "server_id": "s1"}
     assert b"1.50" in (add_server_id(b'{"a":1.50}', "s1") or b"")
     assert add_server_id(b"[]", "s1") is None
@@ -87,14 +87,14 @@ def test_an_error_among_answers_keeps_its_code_message_and_data() -> None:
     ],
 )
 def test_a_tool_that_said_no_says_so_where_devices_look(result: dict[str, object], error: str | None) -> None:
-    told = json.loads(bytes(with_error_text(json.dumps(result).encode())))
-    assert told == (result if error is None else {**result, "error": error})
+    response = json.loads(bytes(with_error_text(json.dumps(result).encode())))
+    assert response == (result if error is None else {**result, "error": error})
 
 
 @pytest.mark.parametrize(
     "result", [b"[]", b"{}", b'{"prompts":{}}', b'{"prompts":[],"nextCursor":7}', b'{"a":1,"a":1}']
 )
-def test_what_is_no_list_is_none(result: bytes) -> None:
+def test_an_invalid_list_is_ignored(result: bytes) -> None:
     assert read_entries(result, "prompts") is None
 
 

@@ -1,4 +1,4 @@
-"""The frames of several servers on one WebSocket: what is written is read back, and nothing else is believed."""
+"""The frames of several servers on one WebSocket: written frames are read back, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_long_reason_is_cut() -> None:
         b"x" * 100_000,
     ],
 )
-def test_what_does_not_begin_with_a_channel_is_no_frame(frame: bytes) -> None:
+def test_a_frame_must_begin_with_a_channel(frame: bytes) -> None:
     assert isinstance(mux.read(frame), BadFrame)
 
 

@@ -1,4 +1,4 @@
-"""The clients that call from inside the test process, mcp 2.x and FastMCP 4, behind one small interface."""
+"""Clients inside the test process, mcp 2.x and FastMCP 4, behind one small interface."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.hubs import environment
 from tests.peers.client_sdk2 import CALL_SECONDS, Listener, Mode, client_over_http, client_over_stdio
 
 
-class Guest(Protocol):
-    """What a tour needs of a connected client; mcp 2.x's own has it as it is."""
+class InProcessClient(Protocol):
+    """The methods of a connected client that the steps need; the client of mcp 2.x has exactly these."""
 
     @property
     def protocol_version(self) -> str: ...
@@ -36,13 +36,13 @@ class Guest(Protocol):
     def listen(self, *, tools_list_changed: bool = False) -> AbstractAsyncContextManager[Any]: ...
 
 
-Connect = Callable[[Mode, Listener], AbstractAsyncContextManager[Guest]]
+Connect = Callable[[Mode, Listener], AbstractAsyncContextManager[InProcessClient]]
 
 
 def sdk2_over_http(url: str) -> Connect:
     """The SDK, mcp 2.x, at an address."""
 
-    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[Guest]:
+    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[InProcessClient]:
         return client_over_http(url, mode=mode, listener=listener)
 
     return connect
@@ -51,7 +51,7 @@ def sdk2_over_http(url: str) -> Connect:
 def sdk2_over_stdio(frontend: Sequence[str]) -> Connect:
     """The SDK, mcp 2.x, at a command that it starts."""
 
-    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[Guest]:
+    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[InProcessClient]:
         return client_over_stdio(frontend, mode=mode, env=environment(), listener=listener)
 
     return connect
@@ -61,7 +61,7 @@ def fastmcp_over_http(url: str) -> Connect:
     """FastMCP 4 at an address."""
 
     @asynccontextmanager
-    async def connect(mode: Mode, listener: Listener) -> AsyncIterator[Guest]:
+    async def connect(mode: Mode, listener: Listener) -> AsyncIterator[InProcessClient]:
         transport = StreamableHttpTransport(url)
         async with fastmcp.Client(transport, mode=mode, message_handler=listener, timeout=CALL_SECONDS) as client:
             yield _FastMcp(client)
@@ -91,5 +91,5 @@ class _FastMcp:
         return await self._client.call_tool_mcp(name, arguments or {}, progress_handler=progress_callback, meta=meta)
 
     def listen(self, *, tools_list_changed: bool = False) -> AbstractAsyncContextManager[Any]:
-        # FastMCP has no word of its own for it; the session under it is the SDK's.
+        # FastMCP has no method for it; the session below is the SDK's.
         return listen(self._client.session, tools_list_changed=tools_list_changed)

@@ -1,6 +1,6 @@
-"""What the official SDKs' agents do, whichever generation they are of: as the message's first word says.
+"""The behaviour of the official SDKs' agents in both generations; the first word of a message chooses it.
 
-They run in environments with different SDKs, so this knows none of them, only what an agent must be able to do.
+The agents run in environments with different SDKs, so this module imports none of them: `Reply` is the interface.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.peers.serving import note
 
 STEPS = 3
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAQUBAScY42YAAAAASUVORK5CYII="
-PLACE = "https://files.example/report.pdf"
+FILE_URL = "https://files.example/report.pdf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def parse_options() -> Options:
     parser = argparse.ArgumentParser()
     parser.add_argument("--binding", choices=("JSONRPC", "HTTP+JSON"), default="JSONRPC")
     parser.add_argument("--silent", action="store_true", help="an agent that cannot stream")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one, told as `PORT n` on stdout")
+    parser.add_argument("--port", type=int, default=0, help="0: any free one, printed as `PORT n` on stdout")
     parser.add_argument("--public", type=int, default=0, help="the port that the card names, if it is another one")
     return Options(**vars(parser.parse_args()))
 
@@ -53,24 +53,24 @@ def serve(app: Any, listener: socket.socket) -> None:
     asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
 
 
-class Doing(Protocol):
-    """What is done about one message, in the words of one SDK."""
+class Reply(Protocol):
+    """The reply to one message, with the classes of one SDK."""
 
     text: str
-    goes_on: bool
+    is_follow_up: bool
     """Whether the message is the next one of a task."""
 
     async def begin(self) -> None:
-        """Tell that there is a task."""
+        """Announce the task."""
 
     async def report(self, text: str) -> None:
-        """Tell that it works."""
+        """Report that the task is working."""
 
     async def make(self, *parts: object, id: str, is_more: bool = False) -> None:
-        """Bring an artifact forth, or more of one."""
+        """Send an artifact, or append to one."""
 
     async def end(self, how: str, text: str = "") -> None:
-        """End it, or have it wait, with these words."""
+        """Set the final state, or one that waits for input, with this message."""
 
     async def say(self, text: str) -> None:
         """Answer with a message, without any task."""
@@ -81,51 +81,51 @@ class Doing(Protocol):
     def link_part(self, url: str, name: str, media_type: str) -> object: ...
 
 
-async def do(doing: Doing) -> None:
-    """Do what the message says."""
-    word, _, rest = doing.text.partition(" ")
-    note(f"did {doing.text}")
-    if doing.goes_on:
-        await doing.make(doing.text_part(f"You said {doing.text}"), id="answer")
-        await doing.end("completed")
+async def respond(reply: Reply) -> None:
+    """Do what the message asks for."""
+    word, _, rest = reply.text.partition(" ")
+    note(f"did {reply.text}")
+    if reply.is_follow_up:
+        await reply.make(reply.text_part(f"You said {reply.text}"), id="answer")
+        await reply.end("completed")
     elif word == "say":
-        await doing.say(rest)
+        await reply.say(rest)
     else:
-        await doing.begin()
-        await _work(doing, word, rest)
+        await reply.begin()
+        await _work(reply, word, rest)
 
 
-async def _work(doing: Doing, word: str, rest: str) -> None:
+async def _work(reply: Reply, word: str, rest: str) -> None:
     match word:
         case "steps":
             for step in range(1, STEPS + 1):
-                await doing.report(f"step {step}")
+                await reply.report(f"step {step}")
             for position, piece in enumerate(("one, ", "two, ", "three")):
-                await doing.make(doing.text_part(piece), id="text", is_more=position > 0)
-            await doing.end("completed")
+                await reply.make(reply.text_part(piece), id="text", is_more=position > 0)
+            await reply.end("completed")
         case "parts":
             parts = (
-                doing.data_part({"n": 1, "text": "é"}),
-                doing.file_part(PIXEL, "pixel.png", "image/png"),
-                doing.link_part(PLACE, "report.pdf", "application/pdf"),
+                reply.data_part({"n": 1, "text": "é"}),
+                reply.file_part(PIXEL, "pixel.png", "image/png"),
+                reply.link_part(FILE_URL, "report.pdf", "application/pdf"),
             )
-            await doing.make(*parts, id="parts")
-            await doing.end("completed", "That is all.")
+            await reply.make(*parts, id="parts")
+            await reply.end("completed", "That is all.")
         case "ask":
-            await doing.end("input_required", "Which one?")
+            await reply.end("input_required", "Which one?")
         case "login":
-            await doing.end("auth_required", "Log in at https://login.example/")
+            await reply.end("auth_required", "Log in at https://login.example/")
         case "fail" | "reject":
-            await doing.end("failed" if word == "fail" else "rejected", f"Cannot {rest}")
+            await reply.end("failed" if word == "fail" else "rejected", f"Cannot {rest}")
         case "until":
-            await doing.report("waiting")
-            while not os.path.exists(rest):  # noqa: ASYNC110, ASYNC240 (a test makes it, and cannot tell)
+            await reply.report("waiting")
+            while not os.path.exists(rest):  # noqa: ASYNC110, ASYNC240 (a test creates it, and cannot notify this process)
                 await asyncio.sleep(0.01)
-            await doing.make(doing.text_part("done"), id="done")
-            await doing.end("completed")
+            await reply.make(reply.text_part("done"), id="done")
+            await reply.end("completed")
         case "hold":
-            await doing.report(f"holding {rest}")
+            await reply.report(f"holding {rest}")
             await asyncio.Event().wait()
         case _:
-            await doing.make(doing.text_part(rest), id="echo")
-            await doing.end("completed")
+            await reply.make(reply.text_part(rest), id="echo")
+            await reply.end("completed")

@@ -1,6 +1,6 @@
-"""A server over stdio, of the earlier era, that asks back in every call and tells what it was answered.
+"""A server over stdio, of the earlier era, that asks a question in every call and returns the answer.
 
-It works on many calls at once and does not say which one a question is about: on a pipe nobody does.
+It works on many calls at once and does not say which call a question belongs to: on a pipe no server does.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ TOOLS = {"tools": [{"name": "ask", "inputSchema": {"type": "object"}}]}
 FORM = {"type": "object", "properties": {"said": {"type": "string"}}}
 
 
-def say(message: dict[str, Any]) -> None:
+def send(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
 
-def verdict(nonce: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """What a call is told: what it wanted to know, and what it was answered."""
+def tool_result(nonce: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """The result of a call: its nonce, and the answer to its question."""
     said = answer.get("result", {}).get("content", {}).get("said", json.dumps(answer))
     return {"content": [{"type": "text", "text": f"{nonce} {said}"}]}
 
@@ -31,20 +31,20 @@ def main() -> None:
         message = json.loads(line)
         match message.get("method"):
             case "initialize":
-                say({"id": message["id"], "result": HELLO})
+                send({"id": message["id"], "result": HELLO})
             case "tools/list":
-                say({"id": message["id"], "result": TOOLS})
+                send({"id": message["id"], "result": TOOLS})
             case "tools/call":
                 nonce = message["params"]["arguments"]["nonce"]
                 number = len(asked) + 1
                 asked[number] = message["id"], nonce
                 params = {"message": nonce, "requestedSchema": FORM}
-                say({"id": number, "method": "elicitation/create", "params": params})
+                send({"id": number, "method": "elicitation/create", "params": params})
             case None if message["id"] in asked:
                 call, nonce = asked[message["id"]]
-                say({"id": call, "result": verdict(nonce, message)})
+                send({"id": call, "result": tool_result(nonce, message)})
             case _ if "id" in message:
-                say({"id": message["id"], "error": {"code": -32601, "message": "unknown"}})
+                send({"id": message["id"], "error": {"code": -32601, "message": "unknown"}})
             case _:
                 pass
 

@@ -1,7 +1,7 @@
-"""Callers who are asked something, each in its own way: the same persons on every official client.
+"""Official clients that answer questions of servers, with the same behaviours on every client.
 
-`visit` sends all of them to one address and says what each was told and asked. They hear only what the client shows
-them, so that what the hub did to a question is seen where it matters.
+`run` calls one address with each behaviour and returns the results and the questions as the client reported them, so
+that tests see what the hub made of a question.
 """
 
 from __future__ import annotations
@@ -40,45 +40,45 @@ Action: TypeAlias = Literal["accept", "decline", "cancel", "error"]
 
 CALL_SECONDS = 30.0
 RUN_SECONDS = 240.0
-"""For all persons and steps together; several run at the same time."""
+"""For all behaviours and steps together; several run at the same time."""
 FORMS = {"name": {"name": "Ada"}, "colour": {"color": "blue"}}
 SCRIPT = Path(__file__).with_name("asked_sdk1.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
-    """What a caller says it can be asked, and how it takes it."""
+class Behaviour:
+    """The capabilities that a client declares, and how it answers."""
 
     can: tuple[str, ...] = ("elicitation", "sampling", "roots")
     action: Action = "accept"
     does: tuple[str, ...] | None = None
-    """The steps that it takes of those of a visit: None for all. The others say nothing of how it differs."""
+    """The steps that it runs, None for all: those in which this behaviour makes a difference."""
 
 
-PERSONS = {
-    "able": Person(),
-    "declining": Person(action="decline", does=("form", "rounds", "plain")),
-    "cancelling": Person(action="cancel", does=("form", "rounds", "plain")),
-    "refusing": Person(action="error", does=("form", "roots", "plain")),
-    "without a user": Person(("sampling", "roots"), does=("form", "roots", "possible", "plain")),
-    "unable": Person((), does=("form", "sampling", "roots", "possible", "plain")),
+BEHAVIOURS = {
+    "able": Behaviour(),
+    "declining": Behaviour(action="decline", does=("form", "rounds", "plain")),
+    "cancelling": Behaviour(action="cancel", does=("form", "rounds", "plain")),
+    "refusing": Behaviour(action="error", does=("form", "roots", "plain")),
+    "without a user": Behaviour(("sampling", "roots"), does=("form", "roots", "possible", "plain")),
+    "unable": Behaviour((), does=("form", "sampling", "roots", "possible", "plain")),
 }
 
 
 @dataclass(slots=True)
-class Mouth:
-    """A person on the mcp 2.x client."""
+class Answerer:
+    """A behaviour on the mcp 2.x client."""
 
-    person: Person
+    behaviour: Behaviour
     asked: list[list[str]] = field(default_factory=list)
 
     async def fill_in(self, context: Any, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         """Answer a form."""
         self.asked.append(["elicitation/create", params.message])
-        if self.person.action == "error":
+        if self.behaviour.action == "error":
             return ErrorData(code=-1, message="User rejected")
-        if self.person.action != "accept":
-            return ElicitResult(action=self.person.action)
+        if self.behaviour.action != "accept":
+            return ElicitResult(action=self.behaviour.action)
         return ElicitResult(action="accept", content={**FORMS["colour" if "colour" in params.message else "name"]})
 
     async def sample(self, context: Any, params: CreateMessageRequestParams) -> CreateMessageResult:
@@ -87,12 +87,12 @@ class Mouth:
         return CreateMessageResult(role="assistant", content=TextContent(text="Paris"), model="test")
 
     async def list_roots(self, context: Any) -> ListRootsResult:
-        """Say where it works."""
+        """Return one root."""
         self.asked.append(["roots/list", ""])
         return ListRootsResult(roots=[Root(uri=FileUrl("file:///work"))])
 
     async def call(self, client: Client, tool: str, arguments: dict[str, Any]) -> ToolCallResult:
-        """What a call came to."""
+        """Call, and return the result or the error, and the questions."""
         self.asked.clear()
         try:
             result = await client.call_tool(tool, arguments)
@@ -101,33 +101,35 @@ class Mouth:
         return {"text": getattr(result.content[0], "text", None), "asked": sorted(self.asked)}
 
 
-async def client_of(stack: AsyncExitStack, url: str, mouth: Mouth, client_name: ClientName) -> Client:
-    """A connected mcp 2.x client that says what its person can."""
+async def client_of(stack: AsyncExitStack, url: str, answerer: Answerer, client_name: ClientName) -> Client:
+    """A connected mcp 2.x client with the capabilities of its behaviour."""
     http = httpx2.AsyncClient(trust_env=False, timeout=CALL_SECONDS, verify=TRUSTED)
     await stack.enter_async_context(http)
-    return await stack.enter_async_context(_client(streamable_http_client(url, http_client=http), mouth, client_name))
+    return await stack.enter_async_context(
+        _client(streamable_http_client(url, http_client=http), answerer, client_name)
+    )
 
 
 @asynccontextmanager
 async def command_client(
-    command: Sequence[str], env: Mapping[str, str], mouth: Mouth, client_name: ClientName
+    command: Sequence[str], env: Mapping[str, str], answerer: Answerer, client_name: ClientName
 ) -> AsyncIterator[Client]:
     """The same at a command that it starts itself."""
     words = StdioServerParameters(command=command[0], args=[*command[1:]], env=dict(env))
-    async with _client(words, mouth, client_name) as client:
+    async with _client(words, answerer, client_name) as client:
         yield client
 
 
-def _client(target: Any, mouth: Mouth, client_name: ClientName) -> Client:
-    can = mouth.person.can
+def _client(target: Any, answerer: Answerer, client_name: ClientName) -> Client:
+    can = answerer.behaviour.can
     return Client(
         target,
         mode="legacy" if client_name == "sdk2-legacy" else "2026-07-28",
         read_timeout_seconds=CALL_SECONDS,
         cache=None,
-        elicitation_callback=mouth.fill_in if "elicitation" in can else None,
-        sampling_callback=mouth.sample if "sampling" in can else None,
-        list_roots_callback=mouth.list_roots if "roots" in can else None,
+        elicitation_callback=answerer.fill_in if "elicitation" in can else None,
+        sampling_callback=answerer.sample if "sampling" in can else None,
+        list_roots_callback=answerer.list_roots if "roots" in can else None,
     )
 
 
@@ -137,38 +139,38 @@ Steps: TypeAlias = Mapping[str, tuple[str, dict[str, Any]]]
 async def run(
     client_name: ClientName, visits: Sequence[tuple[str, Steps]]
 ) -> list[dict[str, dict[str, ToolCallResult]]]:
-    """What every person was told by step, at each of these addresses; all are visited at the same time."""
+    """The results of every behaviour by step, for each address; all addresses are called at the same time."""
     if client_name == "sdk1":
         return await _run_sdk1(visits)
     return await asyncio.gather(*(_run_sdk2(client_name, url, steps) for url, steps in visits))
 
 
 async def _run_sdk2(client_name: ClientName, url: str, steps: Steps) -> dict[str, dict[str, ToolCallResult]]:
-    told: dict[str, dict[str, ToolCallResult]] = {}
-    for name, person in PERSONS.items():
-        mouth = Mouth(person)
+    results: dict[str, dict[str, ToolCallResult]] = {}
+    for name, behaviour in BEHAVIOURS.items():
+        answerer = Answerer(behaviour)
         async with AsyncExitStack() as stack:
-            client = await client_of(stack, url, mouth, client_name)
-            does = steps if person.does is None else person.does
-            told[name] = {step: await mouth.call(client, *steps[step]) for step in does}
-    return told
+            client = await client_of(stack, url, answerer, client_name)
+            does = steps if behaviour.does is None else behaviour.does
+            results[name] = {step: await answerer.call(client, *steps[step]) for step in does}
+    return results
 
 
 async def _run_sdk1(visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[str, ToolCallResult]]]:
-    persons = {
-        name: {"can": person.can, "action": person.action, "does": person.does, "forms": FORMS}
-        for name, person in PERSONS.items()
+    behaviours = {
+        name: {"can": behaviour.can, "action": behaviour.action, "does": behaviour.does, "forms": FORMS}
+        for name, behaviour in BEHAVIOURS.items()
     }
     process = await asyncio.create_subprocess_exec(
         *quickly([mcp1_python(), str(SCRIPT)]), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(RUN_SECONDS):
-            said, _ = await process.communicate(json.dumps({"persons": persons, "visits": visits}).encode())
+            printed, _ = await process.communicate(json.dumps({"behaviours": behaviours, "visits": visits}).encode())
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert process.returncode == 0, "the mcp 1.x client broke off; its reason is on stderr"
-    told: list[dict[str, dict[str, ToolCallResult]]] = json.loads(said)
-    return told
+    results: list[dict[str, dict[str, ToolCallResult]]] = json.loads(printed)
+    return results

@@ -1,7 +1,7 @@
-"""What each client does with each server: one tour, the same for all, told as steps.
+"""The steps of a session that every client runs at every server.
 
-A tour is a session of one official client. mcp 1.x does the steps in a process of its own (`client_sdk1`), mcp 2.x
-and FastMCP do them here, and all answer in the same words, so that a test need not know who asked.
+mcp 1.x runs them in a process of its own (`client_sdk1`), mcp 2.x and FastMCP run them here. All report in the same
+form, so tests are the same for all clients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from mcp import Client, MCPError
 
-from tests.matrix.guests import Connect, Guest
+from tests.matrix.in_process_clients import Connect, InProcessClient
 from tests.peers.client_sdk2 import Listener, Mode, cancel_once_begun
 from tests.peers.sdk1_steps import Answer, Step
 
@@ -43,22 +43,22 @@ SPOKEN: dict[ClientName, str] = {
 """The version that each client must end up with; left to choose, it takes the newest."""
 
 HOP = "io.modelcontextprotocol/"
-"""Members of `_meta` that begin so belong to one hop."""
+"""The prefix of members of `_meta` that belong to one hop."""
 
 TEXT = 'h\u00e9llo \U0001f30d\r\n\u2028 "quoted" \\ end'
-"""Whatever a framing could trip over."""
+"""Characters that break careless framing."""
 
 TRACE: dict[str, Any] = {
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "example.org/deep": {"a": [1, None]},
 }
 
-HEARD_SECONDS = 30.0
+NOTIFICATION_SECONDS = 30.0
 """How long an announcement may take: the hub lists again, and announces, at most once a second each."""
 
 
-def itinerary(token: str, *, prefix: str = "", hears: bool = True) -> dict[str, Step]:
-    """The steps, by name; `prefix` is before every tool's name, `token` is this tour's own word."""
+def session_steps(token: str, *, prefix: str = "", listens: bool = True) -> dict[str, Step]:
+    """The steps, by name; `prefix` is before every tool's name, `token` is unique to this session."""
 
     def call(tool: str, arguments: Mapping[str, Any] | None = None, **more: Any) -> Step:
         return {"do": "call", "tool": prefix + tool, "arguments": dict(arguments or {}), **more}
@@ -76,14 +76,14 @@ def itinerary(token: str, *, prefix: str = "", hears: bool = True) -> dict[str, 
         "cancelled": {"do": "cancel", "tool": f"{prefix}cancellable", "arguments": {"token": token}, "grace": 15},
         "grown": call("grow", {"name": token}),
     }
-    if hears:
-        steps["changed"] = {"do": "changed", "within": HEARD_SECONDS, "lists": prefix + token}
+    if listens:
+        steps["changed"] = {"do": "changed", "within": NOTIFICATION_SECONDS, "lists": prefix + token}
     return {**steps, "listed_again": {"do": "list"}}
 
 
 @dataclass(frozen=True, slots=True)
-class Tour:
-    """The answers to an itinerary, by the names of its steps."""
+class SessionRecord:
+    """The answers in one session, by the names of its steps."""
 
     token: str
     prefix: str
@@ -115,7 +115,7 @@ class Tour:
 
 
 def without_hop(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result without the members in which the eras differ: its type, and who answered."""
+    """A result without the members in which the eras differ: its type, and the server's name."""
     kept = {key: value for key, value in result.items() if key not in {"resultType", "_meta"}}
     meta = {key: value for key, value in result.get("_meta", {}).items() if not key.startswith(HOP)}
     return {**kept, "_meta": meta} if meta else kept
@@ -124,32 +124,32 @@ def without_hop(result: Mapping[str, Any]) -> dict[str, Any]:
 WaitForChange = Callable[[], Awaitable[object]]
 
 
-async def guided_tour(steps: Mapping[str, Step], mode: Mode, connect: Connect) -> dict[str, Answer]:
-    """Do the steps with a client in this process, hearing of changes as the negotiated era does."""
+async def run_session(steps: Mapping[str, Step], mode: Mode, connect: Connect) -> dict[str, Answer]:
+    """Do the steps with a client in this process, with notifications of changes as in the negotiated era."""
     listener = Listener()
-    hears = any(step["do"] == "changed" for step in steps.values())
-    async with connect(mode, listener) as client, _changes(client, listener, hears=hears) as wait_for_change:
-        guide = _Guide(client, wait_for_change)
-        return {name: await guide.run(step) for name, step in steps.items()}
+    listens = any(step["do"] == "changed" for step in steps.values())
+    async with connect(mode, listener) as client, _changes(client, listener, listens=listens) as wait_for_change:
+        runner = _StepRunner(client, wait_for_change)
+        return {name: await runner.run(step) for name, step in steps.items()}
 
 
 @asynccontextmanager
-async def _changes(client: Guest, listener: Listener, *, hears: bool) -> AsyncIterator[WaitForChange]:
+async def _changes(client: InProcessClient, listener: Listener, *, listens: bool) -> AsyncIterator[WaitForChange]:
     async def wait() -> None:
         await listener.changed.wait()
         listener.changed.clear()
 
-    if client.protocol_version != MODERN or not hears:
+    if client.protocol_version != MODERN or not listens:
         yield wait
         return
     async with client.listen(tools_list_changed=True) as changes:
         yield changes.__anext__
 
 
-class _Guide:
-    """Does one step after the other; a refusal is an answer too."""
+class _StepRunner:
+    """Runs one step after the other; an error is an answer too."""
 
-    def __init__(self, client: Guest, wait_for_change: WaitForChange) -> None:
+    def __init__(self, client: InProcessClient, wait_for_change: WaitForChange) -> None:
         self._client = client
         self._wait_for_change = wait_for_change
 

@@ -1,4 +1,4 @@
-"""A hub that trusts one issuer on this machine, and has one caller with a key; for the tests of tokens."""
+"""A hub that trusts one issuer on this machine and has one caller with a key, for tests of tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = "canary-0123456789-key-of-planner"
 async def served(
     converse: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Take connections on a port of this machine, which is what this yields; those that are left end with it."""
+    """Accept connections on a local port, and yield the port; open connections end with the block."""
     conversations: set[asyncio.Task[None] | None] = set()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -47,7 +47,7 @@ async def served(
 
 @dataclass
 class Tap:
-    """Passes bytes on to a server, and keeps what it was sent."""
+    """Passes bytes on to a server, and keeps those that it was sent."""
 
     port: int
     sent: bytearray = field(default_factory=bytearray)
@@ -75,37 +75,37 @@ class Tap:
 
 
 @dataclass(frozen=True, slots=True)
-class Trusting:
+class IssuerHub:
     """A running hub and the issuer that it trusts."""
 
     hub: HubProcess
     issuer: Issuer
     http: httpx2.AsyncClient
     public: str = ""
-    """Where it says it is, if that is another address."""
+    """Its public URL, if that is another address."""
 
     @property
     def base(self) -> str:
         return f"http://127.0.0.1:{self.hub.port}"
 
     def token(self, **claims: Any) -> str:
-        """A token that the hub accepts, but for what is claimed otherwise."""
+        """A token that the hub accepts, unless `claims` say otherwise."""
         return self.issuer.token(**{"aud": HUB, **claims})
 
     async def ask(self, token: str, path: str = "/v1/tools") -> httpx2.Response:
-        """Come with a token."""
+        """Send a request with a token."""
         return await self.http.get(self.base + path, headers={"authorization": f"Bearer {token}"})
 
 
 @asynccontextmanager
-async def trusting(
+async def issuer_hub(
     folder: Path,
     servers: Mapping[str, Any] | None = None,
     hub: Mapping[str, Any] | None = None,
     a2a: Mapping[str, Any] | None = None,
     **entry: Any,
-) -> AsyncIterator[Trusting]:
-    """Run both until the hub has the issuer's keys; `entry` replaces members of what it is told of the issuer."""
+) -> AsyncIterator[IssuerHub]:
+    """Start both and wait until the hub has the issuer's keys; `entry` overrides the issuer's settings at the hub."""
     with issuing() as issuer:
         given = {"issuer": issuer.url, "audience": HUB, "allow": ["*"], **entry}
         corp = {key: value for key, value in given.items() if value is not None}
@@ -121,11 +121,11 @@ async def trusting(
             serving(folder, servers, **tables) as running,
             httpx2.AsyncClient(verify=TRUSTED, timeout=30.0) as http,
         ):
-            both = Trusting(running, issuer, http)
+            both = IssuerHub(running, issuer, http)
 
             async def has_keys() -> bool:
-                # Whatever else is wrong with it: as long as there are no keys, nobody can tell.
-                nodes = [Trusting(node, issuer, http) for node in running.each]
+                # 503 means that the hub has no keys yet; any other answer will do.
+                nodes = [IssuerHub(node, issuer, http) for node in running.each]
                 return all([(await node.ask(node.token())).status_code != 503 for node in nodes])
 
             await until(has_keys)

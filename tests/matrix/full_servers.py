@@ -1,8 +1,8 @@
-"""The gallery: every form of a full server, one hub in front of all of them, and what official clients find there.
+"""Every form of a full server, one hub in front of all of them, and surveys of them by official clients.
 
-A cell is one client at one server, by one way in. Its survey is made when a test first asks for it, with those of all
-cells of the same trip. Two clients are never at one server at once: a log line of a legacy server says nothing of the
-call that it belongs to, so the hub gives it to nobody then.
+A cell is one client at one server, by one way in. Its survey runs when a test first needs it, with those of all cells
+of the same group. Two clients never use one server at once: a log line of a legacy server does not name its call, so
+the hub would forward it to neither of them.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ class Cell:
 
     @property
     def place(self) -> Place:
-        """What is before names and addresses there; every server has the same ones, so none is shown bare."""
+        """The prefixes of names and addresses there; all servers have the same names, so no name is bare."""
         if self.way == "own":
             return AT_HOME
         return Place(f"{self.form.name}.", f"isthmus://hub/{self.form.name}/")
 
     def steps(self) -> dict[str, Step]:
-        """What is done in this cell."""
+        """The steps of this cell."""
         can, token = self.form.abilities, f"fresh_{self.way}_{self.client_name}_{self.form.name}"
-        growing = changing(token, self.place, hears="announces" in can, updates="updates" in can)
+        growing = changing(token, self.place, listens="announces" in can, updates="updates" in can)
         logs = logging(self.place)
         if self.form.era == "legacy":
-            del logs["logged"]  # what comes unasked is told in `test_levels`, where nobody else chooses a level
+            del logs["logged"]  # `test_levels` covers lines without a request; there no other client chooses a level
         return {**looking(self.place), **logs, **growing}
 
 
@@ -104,8 +104,8 @@ def _facts(cell: Cell) -> Iterator[tuple[str, ...]]:
 CELLS = representative(_cells(), _facts)
 
 
-class Gallery:
-    """Sends the clients and remembers what they found."""
+class FullServerMatrix:
+    """Runs the surveys and remembers their answers."""
 
     def __init__(self, hub: HubProcess, entries: Mapping[str, Any], folder: Path, sdk1: Sdk1Client) -> None:
         self.hub = hub
@@ -115,11 +115,11 @@ class Gallery:
         self._at: defaultdict[Form, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def survey(self, cell: Cell) -> Survey:
-        """What was found in a cell; with it, all cells of the same client by the same way are run."""
+        """The survey of a cell; runs all cells of the same client by the same way."""
         if cell not in self._found:
             turn = asyncio.Semaphore(AT_ONCE)
-            trip = [other for other in CELLS if (other.way, other.client_name) == (cell.way, cell.client_name)]
-            await asyncio.gather(*(self._run(other, turn) for other in trip))
+            group = [other for other in CELLS if (other.way, other.client_name) == (cell.way, cell.client_name)]
+            await asyncio.gather(*(self._run(other, turn) for other in group))
         found = self._found[cell]
         if isinstance(found, BaseException):
             raise found
@@ -129,13 +129,13 @@ class Gallery:
         async with turn, self._at[cell.form]:
             try:
                 self._found[cell] = Survey(await self._answers(cell), cell.place)
-            except Exception as broken:  # noqa: BLE001 (the test of this cell tells, and the others go on)
+            except Exception as broken:  # noqa: BLE001 (the test of this cell reports it, and the others go on)
                 self._found[cell] = broken
 
     async def _answers(self, cell: Cell) -> dict[str, Answer]:
         steps = cell.steps()
         if cell.client_name == "sdk2":
-            return await survey(steps, lambda ear: self._connected(cell, ear))
+            return await survey(steps, lambda listener: self._connected(cell, listener))
         words = list(steps.values())
         if cell.way == "stdio":
             answers = await run_sdk1(words, server=self._command(), env=environment())
@@ -143,15 +143,15 @@ class Gallery:
             answers = await self._sdk1.run(words, url=self._url(cell), sse=cell.way == "sse")
         return dict(zip(steps, answers, strict=True))
 
-    def _connected(self, cell: Cell, ear: MessageListener) -> AbstractAsyncContextManager[Client]:
+    def _connected(self, cell: Cell, listener: MessageListener) -> AbstractAsyncContextManager[Client]:
         mode: Literal["legacy", "auto"] = "legacy" if cell.form.era == "legacy" else "auto"
         match cell.way:
             case "own" | "all":
-                return client_over_http(self._url(cell), mode=mode, listener=ear)
+                return client_over_http(self._url(cell), mode=mode, listener=listener)
             case "sse":
-                return client_over_sse(self._url(cell), listener=ear)
+                return client_over_sse(self._url(cell), listener=listener)
             case "stdio":
-                return client_over_stdio(self._command(), mode=mode, env=environment(), listener=ear)
+                return client_over_stdio(self._command(), mode=mode, env=environment(), listener=listener)
             case _:
                 assert_never(cell.way)
 
@@ -169,13 +169,13 @@ class Gallery:
 
 
 @asynccontextmanager
-async def open_gallery(folder: Path, *, shared: Path) -> AsyncIterator[Gallery]:
+async def open_full_servers(folder: Path, *, shared: Path) -> AsyncIterator[FullServerMatrix]:
     """Start every server and the hub, and wait until the hub has all of them."""
     async with AsyncExitStack() as stack:
         entries = dict(zip([form.name for form in FORMS], await _entries(stack), strict=True))
         hub = await stack.enter_async_context(serving(folder, entries))
         await until_complete(hub.url)
-        yield Gallery(hub, entries, shared, await stack.enter_async_context(aclosing(Sdk1Client())))
+        yield FullServerMatrix(hub, entries, shared, await stack.enter_async_context(aclosing(Sdk1Client())))
 
 
 async def _entries(stack: AsyncExitStack) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A modern caller's stream of what it asked to be told, read line by line."""
+"""A modern caller's stream of notifications, read line by line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.hubs import META, MODERN, Raw
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 TOOLS_CHANGED = "notifications/tools/list_changed"
-HEARD_SECONDS = 60.0
-"""Who waits for so long has found something that is never told."""
+NOTIFICATION_SECONDS = 60.0
+"""A notification that takes longer is not coming."""
 
 
 class EventListener:
-    """What was told: the URI of what was updated, else the method. `honoured` are the URIs that are followed."""
+    """Notifications: the URI of an updated resource, else the method. `honoured` are the URIs that the hub accepted."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
-        self.at: list[float] = []
+        self.received: list[str] = []
+        self.received_at: list[float] = []
         self.honoured: list[str] = []
         self._woken = asyncio.Event()
 
@@ -35,14 +35,14 @@ class EventListener:
         assert isinstance(params, dict)
         if message.get("method") == ACKNOWLEDGED:
             self.honoured = params["notifications"].get("resourceSubscriptions", [])
-        self.told.append(params.get("uri", message.get("method", "")))
-        self.at.append(asyncio.get_running_loop().time())
+        self.received.append(params.get("uri", message.get("method", "")))
+        self.received_at.append(asyncio.get_running_loop().time())
         self._woken.set()
 
     async def wait_for(self, word: str, past: int = 0) -> None:
-        """Wait until it is told once more than `past` times."""
-        async with asyncio.timeout(HEARD_SECONDS):
-            while self.told.count(word) <= past:
+        """Wait until it was received more than `past` times."""
+        async with asyncio.timeout(NOTIFICATION_SECONDS):
+            while self.received.count(word) <= past:
                 self._woken.clear()
                 await self._woken.wait()
 
@@ -51,23 +51,23 @@ class EventListener:
 async def listening(
     url: str, uris: Sequence[str], *, key: str | None = None, without: Sequence[str] = ()
 ) -> AsyncIterator[EventListener]:
-    """Somebody who wants to hear of changes of tools, and of updates of these resources.
+    """A caller that subscribes to changes of tools, and to updates of these resources.
 
-    The hub waits a moment for each resource's server and then goes on without it, so on a busy machine it is asked
-    again. `without` are resources of which nobody is ever told.
+    The hub waits a moment for each resource's server and then goes on without it, so on a busy machine the caller
+    subscribes again. `without` are resources that the hub does not accept.
     """
-    async with AsyncExitStack() as stack, asyncio.timeout(HEARD_SECONDS) as patience:
-        ear = await stack.enter_async_context(_listening(url, uris, key))
-        while not {*uris} - {*without} <= {*ear.honoured}:
+    async with AsyncExitStack() as stack, asyncio.timeout(NOTIFICATION_SECONDS) as deadline:
+        listener = await stack.enter_async_context(_listening(url, uris, key))
+        while not {*uris} - {*without} <= {*listener.honoured}:
             await stack.aclose()
-            ear = await stack.enter_async_context(_listening(url, uris, key))
-        patience.reschedule(None)
-        yield ear
+            listener = await stack.enter_async_context(_listening(url, uris, key))
+        deadline.reschedule(None)
+        yield listener
 
 
 @asynccontextmanager
 async def _listening(url: str, uris: Sequence[str], key: str | None) -> AsyncIterator[EventListener]:
-    ear = EventListener()
+    listener = EventListener()
     wanted = {"toolsListChanged": True, "resourceSubscriptions": list(uris)}
     params = {"notifications": wanted, "_meta": META}
     body = {"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params}
@@ -78,7 +78,7 @@ async def _listening(url: str, uris: Sequence[str], key: str | None) -> AsyncIte
         "mcp-method": "subscriptions/listen",
     }
     async with Raw(url, key=key) as caller, caller.http.stream("POST", url, json=body, headers=headers) as stream:
-        following = asyncio.ensure_future(ear.follow(stream.aiter_lines()))
-        await ear.wait_for(ACKNOWLEDGED)
-        yield ear
+        following = asyncio.ensure_future(listener.follow(stream.aiter_lines()))
+        await listener.wait_for(ACKNOWLEDGED)
+        yield listener
         following.cancel()

@@ -1,4 +1,4 @@
-"""A child process as the hub starts it, for tests of what it can see, use and leave behind."""
+"""A child process as the hub starts it, for tests of its access, its limits and its leftovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Child:
         self.channel: ProcessChannel
         self._news = asyncio.Event()
 
-    def heard(self, data: bytes) -> None:
+    def on_bytes(self, data: bytes) -> None:
         """Take what it says."""
         self.said += data
         self._news.set()
@@ -65,7 +65,7 @@ async def running(
         [sys.executable, "-c", script, *words],
         env=child_environment(env or {}, os.environ if parent is None else parent),
         cwd=None,
-        on_bytes=child.heard,
+        on_bytes=child.on_bytes,
         on_lost=child.ended,
         limits=limits or ProcessLimits(),
     )

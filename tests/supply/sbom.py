@@ -1,10 +1,10 @@
-"""`python -m tests.supply.bill [FILE]`: the software bill of materials, as CycloneDX 1.6, of what a hub runs on.
+"""`python -m tests.supply.sbom [FILE]`: the software bill of materials, as CycloneDX 1.6, of what a hub runs on.
 
-It is made of the pins in `requirements/image.txt` alone and is the same whenever it is made of the same ones: every
-package with its version, the hashes of the files that may be installed, and who needs it. No other tool is asked,
-because those that read a requirement file do not read who needs what. Where the CycloneDX library is installed, as in
-the environment that `make sbom` makes, the list is held against the standard's own schema; ends with 1 if it does not
-keep to that, 2 if a pin cannot be read.
+It is built from the pins in `requirements/image.txt` alone, and the same pins always make the same document: every
+package with its version, the hashes of the files that may be installed, and the packages that need it. Other tools
+are not used, because those that read a requirement file do not read which package needs which. If the CycloneDX
+library is installed, as in the environment that `make sbom` makes, the document is validated against the standard's
+schema. Exit codes: 1 if it is invalid, 2 if a pin cannot be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.supply.pins import ROOT, SHIPPED, Pin, file_of, pins_of
 
 SPEC_VERSION = "1.6"
 NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")
-"""That of URLs in RFC 9562: what is named under it is a package URL."""
+"""The namespace of URLs in RFC 9562; the names in it are package URLs."""
 
 _VERSION = re.compile(r'__version__ = "([^"]+)"')
 _EPOCH = "SOURCE_DATE_EPOCH"
@@ -33,12 +33,12 @@ _EPOCH = "SOURCE_DATE_EPOCH"
 def main(arguments: Sequence[str]) -> int:
     """Write the bill to a file, or to standard output."""
     try:
-        text = written(bill(pins_of(file_of(SHIPPED)), os.environ.get(_EPOCH)))
+        text = to_json(cyclonedx(pins_of(file_of(SHIPPED)), os.environ.get(_EPOCH)))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if (fault := fault_of(text)) is not None:
-        print(f"it does not keep to CycloneDX {SPEC_VERSION}: {fault}", file=sys.stderr)
+    if (fault := schema_error(text)) is not None:
+        print(f"not valid CycloneDX {SPEC_VERSION}: {fault}", file=sys.stderr)
         return 1
     if not arguments:
         sys.stdout.write(text)
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def bill(pins: Sequence[Pin], epoch: str | None = None) -> dict[str, Any]:
-    """The whole document; made at that second since 1970, or at none."""
+def cyclonedx(pins: Sequence[Pin], epoch: str | None = None) -> dict[str, Any]:
+    """The whole document; `epoch` is its time in seconds since 1970, and without it there is no timestamp."""
     hub = _hub()
     document: dict[str, Any] = {
         "$schema": f"http://cyclonedx.org/schema/bom-{SPEC_VERSION}.schema.json",
@@ -64,11 +64,11 @@ def bill(pins: Sequence[Pin], epoch: str | None = None) -> dict[str, Any]:
     if epoch is not None:
         document["metadata"]["timestamp"] = datetime.fromtimestamp(int(epoch), UTC).isoformat()
     # The same pins have the same number, others have another.
-    document["serialNumber"] = uuid.uuid5(NAMESPACE, written(document)).urn
+    document["serialNumber"] = uuid.uuid5(NAMESPACE, to_json(document)).urn
     return document
 
 
-def written(document: dict[str, Any]) -> str:
+def to_json(document: dict[str, Any]) -> str:
     """The document as it is shipped."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -110,25 +110,25 @@ def _purl(pin: Pin) -> str:
 
 
 def _dependencies(hub: str, pins: Sequence[Pin]) -> list[dict[str, Any]]:
-    """Who needs whom; what is in the image and nobody needs, such as what builds it, is the hub's."""
+    """Which package needs which; the hub depends on those that no package needs, such as build tools."""
     purls = {pin.name: _purl(pin) for pin in pins}
     needs: dict[str, set[str]] = {hub: set(), **{purl: set() for purl in purls.values()}}
     for pin in pins:
-        for who in pin.whose:
-            if not who.startswith("-c "):
-                needs[purls.get(who, hub)].add(_purl(pin))
+        for dependent in pin.whose:
+            if not dependent.startswith("-c "):
+                needs[purls.get(dependent, hub)].add(_purl(pin))
     return [{"ref": ref, "dependsOn": sorted(needed)} for ref, needed in sorted(needs.items())]
 
 
-def fault_of(text: str) -> str | None:
-    """What the standard's schema has against a bill; None if nothing, or if nobody here knows the schema."""
+def schema_error(text: str) -> str | None:
+    """Why the document violates the standard's schema; None if it is valid, or if no validator is installed."""
     try:
         from cyclonedx.schema import SchemaVersion  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
         from cyclonedx.validation.json import (  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
             JsonStrictValidator,
         )
     except ImportError:
-        print("not held against the schema: run make sbom, which installs what knows it", file=sys.stderr)
+        print("not validated: run make sbom, which installs the CycloneDX validator", file=sys.stderr)
         return None
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     return None if fault is None else str(fault)

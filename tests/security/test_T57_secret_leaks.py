@@ -1,4 +1,4 @@
-"""T57: a secret gets into a log, an error, a list, a command line, a database or a file where it does not belong.
+"""T57: a secret gets into a log, an error, a list, a command line, a database or a file.
 
 Answer: secrets are known as such from where they come in, and are redacted or never passed on. Shown by a hub with a
 canary in each place that a secret can be in, which is used well and badly at the level `debug`; then everything that it
@@ -75,14 +75,14 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.canaries = Canaries()
-        self.told: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}
 
     @property
     def config(self) -> Path:
         return self.folder / "isthmus.json"
 
-    def hear(self, who: str, answer: httpx2.Response) -> None:
-        self.told[who] = f"{answer.status_code}\n{answer.headers}\n{answer.text}"
+    def keep_answer(self, who: str, answer: httpx2.Response) -> None:
+        self.outputs[who] = f"{answer.status_code}\n{answer.headers}\n{answer.text}"
 
     async def run(self, *commands: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
         """What commands say; all in one process, which takes a fraction of the time."""
@@ -95,9 +95,9 @@ class Scene:
             cwd=self.folder,
         )
         said, _ = await asyncio.wait_for(process.communicate(), 60)
-        told = said.decode(errors="replace").split(DIVIDER)[:-1]
-        assert len(told) == len(commands), said
-        return told
+        received = said.decode(errors="replace").split(DIVIDER)[:-1]
+        assert len(received) == len(commands), said
+        return received
 
     @property
     def environment(self) -> dict[str, str]:
@@ -161,8 +161,8 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
             token = issuer.token(aud="https://hub.example")
             await _use(made, hub, made.canaries.watch("a token of an issuer", token))
             said = await made.run(*COMMANDS)
-            made.told |= {" ".join(words): each for words, each in zip(COMMANDS, said, strict=True)}
-            made.told["what the hub said"] = "".join(hub.said)
+            made.outputs |= {" ".join(words): each for words, each in zip(COMMANDS, said, strict=True)}
+            made.outputs["what the hub said"] = "".join(hub.said)
             assert authority.count("client_credentials"), "the hub has a token for its server"
     return made
 
@@ -182,7 +182,7 @@ async def _use(scene: Scene, hub: HubProcess, token: str) -> None:
             return all(f'"{server}.' in listed for server in ("web", "child", "protected"))
 
         await until(are_there)
-        scene.told["the command lines"] = await asyncio.to_thread(_argv, hub.pid)
+        scene.outputs["the command lines"] = await asyncio.to_thread(_argv, hub.pid)
         form = {
             "grant_type": "client_credentials",
             "client_id": "planner",
@@ -194,7 +194,7 @@ async def _use(scene: Scene, hub: HubProcess, token: str) -> None:
         for shown in (planner, _bearer(key), _bearer(token), _bearer(given), {"x-api-key": key}):
             answer = await http.post("/v1/tools/web.t", json={"text": "well"}, headers=shown)
             assert answer.status_code == 200, answer.text
-            scene.hear(f"a call by {len(scene.told)}", answer)
+            scene.keep_answer(f"a call by {len(scene.outputs)}", answer)
         asked = {
             "a wrong key": http.get("/v1/tools", headers=_bearer(canary["a wrong key"])),
             "a wrong token": http.get("/v1/tools", headers=_bearer(f"{token[:-30]}{canary['a wrong token']}")),
@@ -225,8 +225,8 @@ async def _use(scene: Scene, hub: HubProcess, token: str) -> None:
             **{f"{page} to a stranger": http.get(page) for page in (*SHOWN, *OWN)},
         }
         for who, answer in zip(asked, await asyncio.gather(*asked.values()), strict=True):
-            scene.hear(who, answer)
-    assert '"error"' not in scene.told["a push"], scene.told["a push"]
+            scene.keep_answer(who, answer)
+    assert '"error"' not in scene.outputs["a push"], scene.outputs["a push"]
 
 
 _UPGRADE = {
@@ -284,9 +284,9 @@ def _parent_of(process: Path) -> int:
 
 async def test_no_answer_no_command_and_no_command_line_has_a_secret(scene: Scene) -> None:
     # Who has a token made, or asks for it, is told it: that alone is left out here.
-    assert {who: found for who, said in scene.told.items() if (found := scene.canaries.found_in(said))} == {}
-    assert len(scene.told) > len(COMMANDS) + len(SHOWN)
-    assert "stderr  ***" in scene.told["logs telling"]
+    assert {who: found for who, said in scene.outputs.items() if (found := scene.canaries.found_in(said))} == {}
+    assert len(scene.outputs) > len(COMMANDS) + len(SHOWN)
+    assert "stderr  ***" in scene.outputs["logs telling"]
 
 
 async def test_no_line_of_the_log_has_a_secret(scene: Scene) -> None:
@@ -348,8 +348,8 @@ async def test_no_output_has_the_password_of_a_database(tmp_path: Path) -> None:
     url = f"postgresql://hub:{made.canaries['the password of a database']}@127.0.0.1:9/x"
     write_config(tmp_path, {}, storage={"url": "env:DATABASE"}, log={"level": "debug"})
     words = [("config", "show", "--json"), ("doctor",), ("audit", "verify"), ("audit", "export")]
-    told = await made.run(*words, env={"DATABASE": url})
-    assert not made.canaries.found_in("\n".join(told))
-    assert "127.0.0.1:9" in told[0]
+    response = await made.run(*words, env={"DATABASE": url})
+    assert not made.canaries.found_in("\n".join(response))
+    assert "127.0.0.1:9" in response[0]
     write_config(tmp_path, {}, storage={"url": f"{url}?sslmode=bad mode"})
     assert not made.canaries.found_in((await made.run(("config", "check")))[0])

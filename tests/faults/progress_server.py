@@ -1,4 +1,4 @@
-"""A server over Streamable HTTP whose calls take as long as the test wants, and report, and may ask."""
+"""A server over Streamable HTTP whose calls last until the test ends them, report progress, and may ask."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ STEPS = 4
 ASKED = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
 
-class Working(Scripted):
-    """A server whose calls report their progress and end when they may; with `asks` they ask in between."""
+class ProgressServer(Scripted):
+    """A server whose calls report progress and end when the test allows it; with `asks` they ask in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,21 +23,21 @@ class Working(Scripted):
         self.was_answered = asyncio.Event()
         self.answered_with: Any = None
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS)
         await self.may_work.wait()
-        token = heard.message["params"]["_meta"]["progressToken"]
+        token = request.message["params"]["_meta"]["progressToken"]
         for step in range(1, STEPS + 1):
             report = {"progressToken": token, "progress": step}
             out.write(events({"jsonrpc": "2.0", "method": "notifications/progress", "params": report}))
-        if heard.arguments.get("asks"):
+        if request.arguments.get("asks"):
             out.write(events({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": ASKED}))
             await self.was_answered.wait()
         await self.may_end.wait()
-        out.write(events(heard.result({"content": [{"type": "text", "text": "done"}]})) + b"0\r\n\r\n")
+        out.write(events(request.result({"content": [{"type": "text", "text": "done"}]})) + b"0\r\n\r\n")
 
-    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.message.get("id") == "q":
-            self.answered_with = heard.message.get("result")
+    async def on_refused(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.message.get("id") == "q":
+            self.answered_with = request.message.get("result")
             self.was_answered.set()
-        await super().on_refused(heard, out)
+        await super().on_refused(request, out)

@@ -1,4 +1,4 @@
-"""What a client of an official SDK does at every server, whatever the SDK and its binding: each step is one report.
+"""The steps that a client of an official SDK runs at every server, with every binding: each step is one report.
 
 The SDKs differ in their objects, so each client turns them into the same plain values (`Shown`): a task or an update of
 one with its state and its parts, where a part is `{"text"}`, `{"data"}` or `{"file" | "url", "type", "name"}`.
@@ -32,9 +32,9 @@ Parts = list[dict[str, Any]]
 
 
 class Client(Protocol):
-    """An official client in plain values; `heard` is the last body that was JSON, as it came."""
+    """An official client in plain values; `last_body` is the last body that was JSON, as it came."""
 
-    heard: str
+    last_body: str
 
     async def card(self) -> Shown: ...
 
@@ -51,12 +51,12 @@ class Client(Protocol):
     def subscribe(self, task: str) -> AsyncIterator[Shown]: ...
 
 
-async def tour(client: Client, token: str) -> None:
-    """Every step at every server."""
+async def run_steps(client: Client, token: str) -> None:
+    """Run every step at every server."""
     for server in SERVERS:
         server_steps = ServerSteps(client, server, token)
         await server_steps.step("card", server_steps.card)
-        await server_steps.step("told", server_steps.tell)
+        await server_steps.step("called", server_steps.call)
         await server_steps.step("streamed", server_steps.stream)
         await server_steps.step("failed", server_steps.fail)
         await server_steps.step("refused", server_steps.refuse)
@@ -66,7 +66,7 @@ async def tour(client: Client, token: str) -> None:
         if server in ASKING:
             await server_steps.step("asked", server_steps.answer)
             await server_steps.step("declined", server_steps.decline)
-        # The last: as long as a call that was given up may still run, a server on a pipe may be asking for it.
+        # The last: as long as a cancelled call may still run, a server on a pipe may ask a question about it.
         await server_steps.step("cancelled", server_steps.cancel)
 
 
@@ -91,13 +91,13 @@ class ServerSteps:
         """Read the card."""
         return {"card": await self._client.card()}
 
-    async def tell(self) -> dict[str, Any]:
+    async def call(self) -> dict[str, Any]:
         """Run a tool and look at the task afterwards; as a text, because protobuf would make doubles of the numbers."""
         text = json.dumps(tool_request(self._server, "tell", value=EXACT))
         task = await self._client.send([{"text": text}])
-        heard = self._client.heard
+        body = self._client.last_body
         found = await self._client.get(task["task"])
-        return {"task": task, "heard": heard, "found": found, "listed": await self._client.list(task["context"])}
+        return {"task": task, "body": body, "found": found, "listed": await self._client.list(task["context"])}
 
     async def stream(self) -> dict[str, Any]:
         """Follow a tool that reports."""

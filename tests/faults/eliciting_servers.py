@@ -1,6 +1,6 @@
-"""Servers that ask back, as `Scripted` ones in the test's own process, and callers that are asked.
+"""Servers that ask questions, as `Scripted` ones in the test's own process, and callers that answer them.
 
-A caller's every request has the same id; what it is asked and what it answers carry its name.
+Every request of a caller has the same id; its questions and its answers contain its name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from tests.faults.curious_server import FORM, verdict
+from tests.faults.eliciting_server import FORM, tool_result
 from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events, reply, tool
 from tests.hubs import META, MODERN
 
@@ -18,10 +18,10 @@ Era = Literal["legacy", "modern"]
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 CAN: dict[str, Any] = {"elicitation": {}}
 SECONDS = 60.0
-"""Who waits for so long has found a hang."""
+"""A wait that takes longer is a hang."""
 
 
-class Curious(Scripted):
+class ElicitingServer(Scripted):
     """A server of the earlier era: every call asks on its own stream; the answer is a POST."""
 
     def __init__(self) -> None:
@@ -31,40 +31,40 @@ class Curious(Scripted):
         self.answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.cancelled: list[Any] = []
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        """Ask, wait for the answer and give it back."""
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        """Ask, wait for the answer and return it."""
         self.calls += 1
-        number, nonce = self.calls, heard.arguments["nonce"]
+        number, nonce = self.calls, request.arguments["nonce"]
         answer = self.answers[number] = asyncio.get_running_loop().create_future()
         params = {"message": nonce, "requestedSchema": FORM}
         asked = {"jsonrpc": "2.0", "id": number, "method": "elicitation/create", "params": params}
         out.write(EVENTS + events(asked))
-        result = heard.result(verdict(nonce, await answer))
-        if heard.arguments.get("hang"):
+        result = request.result(tool_result(nonce, await answer))
+        if request.arguments.get("hang"):
             await asyncio.Event().wait()
         out.write(events(result) + b"0\r\n\r\n")
 
-    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        """Take an answer, or hear that a call is not wanted any more."""
-        if heard.method == "notifications/cancelled":
-            self.cancelled.append(heard.message["params"]["requestId"])
-        elif (answer := self.answers.pop(heard.message.get("id", 0), None)) is not None:
-            answer.set_result(heard.message)
-        await super().on_refused(heard, out)
+    async def on_refused(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        """Receive an answer, or the cancellation of a call."""
+        if request.method == "notifications/cancelled":
+            self.cancelled.append(request.message["params"]["requestId"])
+        elif (answer := self.answers.pop(request.message.get("id", 0), None)) is not None:
+            answer.set_result(request.message)
+        await super().on_refused(request, out)
 
 
-class CuriousModern(Curious):
-    """A modern one: every call asks by its result, and is called again."""
+class ModernElicitingServer(ElicitingServer):
+    """A modern server: every call asks by its result, and is called again."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         self.entry["era"] = "modern"
         return self
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        """Say what it is, too; and its lists are of its era."""
-        if heard.method == "server/discover":
-            told = {
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        """Answer `server/discover` and `tools/list` in the modern form."""
+        if request.method == "server/discover":
+            response = {
                 "resultType": "complete",
                 "supportedVersions": [MODERN],
                 "capabilities": {"tools": {}},
@@ -72,17 +72,17 @@ class CuriousModern(Curious):
                 "ttlMs": 0,
                 "cacheScope": "private",
             }
-            out.write(reply(heard.result(told)))
-        elif heard.method == "tools/list":
+            out.write(reply(request.result(response)))
+        elif request.method == "tools/list":
             listed = {"resultType": "complete", "tools": self.tools, "ttlMs": 60_000, "cacheScope": "private"}
-            out.write(reply(heard.result(listed)))
+            out.write(reply(request.result(listed)))
         else:
-            await super().on(heard, out)
+            await super().on(request, out)
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        """Ask, or go on with what is answered."""
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        """Ask, or continue with the answer."""
         self.calls += 1
-        params, nonce = heard.message["params"], heard.arguments["nonce"]
+        params, nonce = request.message["params"], request.arguments["nonce"]
         if "inputResponses" not in params:
             asked = {"method": "elicitation/create", "params": {"message": nonce, "requestedSchema": FORM}}
             result: dict[str, Any] = {
@@ -92,8 +92,8 @@ class CuriousModern(Curious):
             }
         else:
             assert params["requestState"] == f"state of {nonce}"
-            result = {"resultType": "complete", **verdict(nonce, {"result": params["inputResponses"]["q"]})}
-        out.write(reply(heard.result(result)))
+            result = {"resultType": "complete", **tool_result(nonce, {"result": params["inputResponses"]["q"]})}
+        out.write(reply(request.result(result)))
 
 
 class Line:
@@ -108,7 +108,7 @@ class Line:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     def close(self) -> None:
-        """Hang up, whatever is on it."""
+        """Abort the connection."""
         self._writer.transport.abort()
 
     def delete(self, path: str, headers: Mapping[str, str]) -> None:
@@ -164,15 +164,15 @@ class Line:
                 return json.loads(chunk[at + 6 :])
 
 
-class Asked:
-    """A caller that answers everything with its own name and what it was asked."""
+class AnsweringCaller:
+    """A caller that answers every question with its own name and the question."""
 
     def __init__(self, port: int, name: str, key: str, era: Era) -> None:
         self.name, self.era = name, era
         self._port = port
         self._headers = {"authorization": f"Bearer {key}"}
-        self.heard: list[str] = []
-        """What it was asked."""
+        self.questions: list[str] = []
+        """The messages of the questions that it received."""
 
     async def enter(self) -> None:
         """Open a session, where the era has them."""
@@ -190,7 +190,7 @@ class Asked:
 
     @property
     def session(self) -> dict[str, str]:
-        """The headers that say who it is."""
+        """The headers with its key and session."""
         return dict(self._headers)
 
     def request(self, tool: str, nonce: str, **more: Any) -> tuple[dict[str, str], dict[str, Any]]:
@@ -209,26 +209,26 @@ class Asked:
             return await line.body(await line.head())
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """What it says to a question."""
-        self.heard.append(question["params"]["message"])
+        """Its answer to a question."""
+        self.questions.append(question["params"]["message"])
         return {"action": "accept", "content": {"said": f"{self.name}:{question['params']['message']}"}}
 
     async def call(self, lines: tuple[Line, Line], tool: str, nonce: str) -> tuple[Any, list[str]]:
-        """Call, and answer what is asked on the second line; returns the JSON-RPC answer and the questions."""
+        """Call, and answer questions on the second line; returns the JSON-RPC answer and the questions."""
         ask = self._call_modern if self.era == "modern" else self._call_legacy
         asked: list[str] = []
         async with asyncio.timeout(SECONDS):
             return await ask(lines, tool, nonce, asked), asked
 
     async def _call_modern(self, lines: tuple[Line, Line], tool: str, nonce: str, asked: list[str]) -> Any:
-        told = await self.once(lines[0], tool, nonce)
-        while told.get("result", {}).get("resultType") == "input_required":
-            questions = told["result"]["inputRequests"]
+        response = await self.once(lines[0], tool, nonce)
+        while response.get("result", {}).get("resultType") == "input_required":
+            questions = response["result"]["inputRequests"]
             asked += (question["params"]["message"] for question in questions.values())
             responses = {key: self.answer(question) for key, question in questions.items()}
-            more = {"inputResponses": responses, "requestState": told["result"]["requestState"]}
-            told = await self.once(lines[0], tool, nonce, **more)
-        return told
+            more = {"inputResponses": responses, "requestState": response["result"]["requestState"]}
+            response = await self.once(lines[0], tool, nonce, **more)
+        return response
 
     async def _call_legacy(self, lines: tuple[Line, Line], tool: str, nonce: str, asked: list[str]) -> Any:
         lines[0].write("/mcp", *self.request(tool, nonce))
@@ -246,6 +246,6 @@ class Asked:
         return answer
 
 
-def text_of(told: Any) -> str:
+def text_of(response: Any) -> str:
     """The text of a result."""
-    return str(told["result"]["content"][0]["text"]) if "result" in told else json.dumps(told)
+    return str(response["result"]["content"][0]["text"]) if "result" in response else json.dumps(response)

@@ -1,4 +1,4 @@
-"""What a program has at one moment: threads, tasks, processes, descriptors and hubs."""
+"""Snapshots of what a process holds: threads, tasks, child processes, descriptors and hubs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.conftest import children, descriptors
 from tests.library.services import SETTLE_SECONDS
 
 LOOK_SECONDS = 0.1
-"""How often is looked what is left: each look takes the garbage collector a tenth of a second in the whole suite."""
+"""Between two counts: each takes the garbage collector a tenth of a second in the whole suite."""
 
 
 @dataclass(frozen=True, slots=True)
-class Possessions:
-    """What this process has at one moment."""
+class ProcessResources:
+    """What this process holds at one moment."""
 
     threads: frozenset[str]
     tasks: int
@@ -28,11 +28,11 @@ class Possessions:
     hubs: int
 
 
-def possessions() -> Possessions:
-    """Count, with the owner's thread running as it does from the first service on."""
+def process_resources() -> ProcessResources:
+    """Count them; this starts the owner's thread, which runs from the first service on."""
     owner = LoopThread.shared()
     gc.collect()
-    return Possessions(
+    return ProcessResources(
         threads=frozenset(f"{thread.name} {thread.ident}" for thread in threading.enumerate()),
         tasks=owner.call(lambda: len(asyncio.all_tasks(owner.loop))),
         processes=frozenset(children()),
@@ -41,18 +41,18 @@ def possessions() -> Possessions:
     )
 
 
-def left_behind(before: Possessions) -> dict[str, object]:
-    """What there is more of than before, once nothing is or at last: a thread or a process takes a moment to be gone.
+def leaked_since(before: ProcessResources) -> dict[str, object]:
+    """What this process holds beyond `before`; waits, since threads and processes take a moment to end.
 
-    Less is well: what earlier tests had may go only now.
+    Having less is fine: resources of earlier tests may be released only now.
     """
     deadline = time.monotonic() + SETTLE_SECONDS
-    while (extra := _more(possessions(), before)) and time.monotonic() < deadline:
+    while (extra := _more(process_resources(), before)) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
     return extra
 
 
-def _more(now: Possessions, before: Possessions) -> dict[str, object]:
+def _more(now: ProcessResources, before: ProcessResources) -> dict[str, object]:
     found: dict[str, object] = {
         "threads": now.threads - before.threads,
         "tasks": max(0, now.tasks - before.tasks),
@@ -60,4 +60,4 @@ def _more(now: Possessions, before: Possessions) -> dict[str, object]:
         "descriptors": now.descriptors - before.descriptors,
         "hubs": max(0, now.hubs - before.hubs),
     }
-    return {what: extra for what, extra in found.items() if extra}
+    return {kind: extra for kind, extra in found.items() if extra}

@@ -1,11 +1,11 @@
-"""An innocent caller in a process of its own: `python innocent.py PORT PID`.
+"""A paced caller in a process of its own: `python paced_caller.py PORT PID`.
 
 It calls `builtin.echo` again and again, at its own pace, on one connection. For each line on its standard input it
 writes a line with the seconds that each call took since the line before, and how many of them the process PID could
 have run and the machine ran something else.
 
-`python innocent.py control` is a process that answers such calls at once and does nothing else. It writes its port.
-Another innocent caller that calls it shows how long calls take because the machine is busy.
+`python paced_caller.py control` is a process that answers such calls at once and does nothing else. It writes its port.
+Another paced caller that calls it shows how long calls take because the machine is busy.
 """
 
 from __future__ import annotations
