@@ -99,6 +99,9 @@ class CutServer:
         await eventually(is_answered, f"{self.name} recovers", within=20.0)
 
 
+WHOLE = slice(None)
+
+
 def offsets(size: int, step: int = STEP) -> range:
     """Where to cut something of that size: before, at and after its ends too."""
     return range(0, size + step, step)
@@ -169,15 +172,20 @@ async def test_a_cut_of_http_anywhere_is_reported_truthfully(tmp_path: Path, led
         assert received.get("no", 0) >= len(server_queues)
 
 
-async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending, step: int = STEP) -> None:
-    """Cut requests and answers, one at a time and several, then refuse connections altogether."""
+async def sweep_http(
+    server_queue: CutServer, proxy: ChaosProxy, ending: Ending, step: int = STEP, share: slice = WHOLE
+) -> None:
+    """Cut requests and answers, one at a time and several, then refuse connections altogether.
+
+    With `share`, other sweeps of the same kind of server cut at the other places.
+    """
     await server_queue.pay_well()
     cut = proxy.reset_after if ending == "reset" else proxy.close_after
     for way in WAYS:
         await server_queue.pay_well()
         await proxy.clear()
         await server_queue.pay_well()
-        for offset in offsets(proxy.passed[way], step):
+        for offset in offsets(proxy.passed[way], step)[share]:
             await server_queue.pay_well()
             cut(offset, way)
             server_queue.armed.append(await server_queue.pay())

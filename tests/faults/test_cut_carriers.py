@@ -38,7 +38,9 @@ from tests.relay.tokens import KEY
 
 COARSE_STEP = 64 if STEP >= 16 else STEP
 AGENT_STEP = 512 if STEP >= 16 else STEP
-"""A link to an agent that is cut is made anew with its card, which takes most of the time."""
+AGENTS = 1 if STEP >= 16 else 12
+"""Agents that are cut side by side, each at its share of the places. A link to an agent that is cut is made anew with
+its card after a pause, which takes most of the time."""
 
 pytestmark = pytest.mark.timeout(300 if STEP >= 16 else 3600)
 
@@ -64,31 +66,33 @@ async def test_plain_json_rpc_cut_anywhere_is_reported_honestly(tmp_path: Path, 
 
 async def test_an_a2a_agent_cut_off_anywhere_is_reported_honestly(tmp_path: Path, ledger: Ledger) -> None:
     async with AsyncExitStack() as stack:
-        swept: list[CutServer] = []
-        sweeps = []
+        proxies: dict[str, tuple[ChaosProxy, Ending, slice]] = {}
         for ending in ENDINGS if STEP < 16 else ENDINGS[:1]:
-            # The card must lead through the proxy, which is there before the hub behind it.
-            proxy = await stack.enter_async_context(ChaosProxy(0))
-            (tmp_path / f"inner-{ending}").mkdir()
-            inner = await stack.enter_async_context(
-                serving(
-                    tmp_path / f"inner-{ending}",
-                    {"quick": stdio(quick_server.command(ledger.path))},
-                    limits=PATIENT,
-                    hub={"public_url": f"http://127.0.0.1:{proxy.port}"},
-                )
-            )
+            for at in range(AGENTS):
+                # The card must lead through the proxy, which is there before the hub behind it.
+                proxy = await stack.enter_async_context(ChaosProxy(0))
+                proxies[f"{ending}{at}"] = proxy, ending, slice(at, None, AGENTS)
+
+        for name, (proxy, *_) in proxies.items():
+            (tmp_path / name).mkdir()
+            servers = {"quick": stdio(quick_server.command(ledger.path))}
+            address = {"public_url": f"http://127.0.0.1:{proxy.port}"}
+            inner = await stack.enter_async_context(serving(tmp_path / name, servers, limits=PATIENT, hub=address))
             proxy.target_port = inner.port
-            (tmp_path / f"outer-{ending}").mkdir()
-            entry = {"agent": f"http://127.0.0.1:{proxy.port}", "timeout": DEADLINE}
-            hub = await stack.enter_async_context(
-                serving(tmp_path / f"outer-{ending}", {"agent": entry}, limits=BREAKER_OFF)
-            )
-            caller = await stack.enter_async_context(Caller(hub.port))
-            swept.append(CutServer(caller, "agent.quick", "", prefix=ending))
-            sweeps.append(sweep_http(swept[-1], proxy, ending, AGENT_STEP))
+        entries = {
+            name: {"agent": f"http://127.0.0.1:{proxy.port}", "timeout": DEADLINE}
+            for name, (proxy, *_) in proxies.items()
+        }
+        (tmp_path / "outer").mkdir()
+        hub = await stack.enter_async_context(serving(tmp_path / "outer", entries, limits=BREAKER_OFF))
+        caller = await stack.enter_async_context(Caller(hub.port))
+        swept = {name: CutServer(caller, f"{name}.quick", "") for name in proxies}
+        sweeps = (
+            sweep_http(swept[name], proxy, ending, AGENT_STEP, share)
+            for name, (proxy, ending, share) in proxies.items()
+        )
         await asyncio.gather(*sweeps)
-        check(swept, ledger, "A2A agent", AGENT_STEP)
+        check(list(swept.values()), ledger, "A2A agent", AGENT_STEP)
 
 
 @asynccontextmanager
