@@ -1,10 +1,11 @@
 """The base of every link to a server: the handshake, calls and the hub's own requests, listings and notifications.
 
-There is one level of inheritance: each kind of link (stdio, Streamable HTTP, …) is one class below `BaseLink`. What a
-link does with its server's messages is here. Its parts are the table of pending requests (`waiters.RequestTable`), the
-server's questions (`questions.ServerQuestions`), its subscriptions, and for links over one channel the writer of
-messages (`ChannelWriter`). A kind without such a channel overrides how a request is sent (`_dispatch`) and how
-other messages are (`_say`). Reconnectors own links; server queues send calls on them.
+Each kind of link (stdio, Streamable HTTP, …) is one class below `BaseLink`; two of them have a variant one level
+further down (`CallerNamedRpcLink`, `PlacedLink`). What a link does with its server's messages is here. Its parts are
+the table of pending requests (`response_waiters.RequestTable`), the server's questions (`questions.ServerQuestions`),
+its subscriptions, and for links over one channel the writer of messages (`ChannelWriter`). A kind without such a
+channel overrides how a request is sent (`_dispatch`) and how other messages are (`_say`). Reconnectors own links;
+server queues send calls on them.
 """
 
 from __future__ import annotations

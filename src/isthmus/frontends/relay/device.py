@@ -135,7 +135,7 @@ TOOLS_CHANGED_MESSAGE = jsonrpc.notification(TOOLS_CHANGED)
 
 
 class DeviceSocket(Protocol):
-    """The part of `transport.websocket.AcceptedSocket` that a device's connection uses."""
+    """The part of `transport.accepted_socket.AcceptedSocket` that a device's connection uses."""
 
     client: str | None
     on_binary: Callable[[bytes], None] | None
