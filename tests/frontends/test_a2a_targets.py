@@ -246,7 +246,7 @@ async def test_what_answers_nowhere_else_is_spoken_to_at_messages_and_that_is_re
         assert (state, told["mcp_result"]) == ("FAILED", {"content": [], "isError": True})
         assert server.heard[-1].message["params"] == params
         assert {heard.path for heard in server.heard} == {"/mcp", "/sse", "/messages/"}
-        await eventually(lambda: said(hub, "a server that a caller named is no longer used"), "the server is let go")
+        await eventually(lambda: said(hub, "closed an unused server named by a caller"), "the server is let go")
         server.heard.clear()
         assert (await caller.told(origin(server), "tools/call", params))[0] == "FAILED"
         assert {heard.path for heard in server.heard} == {"/messages/"}

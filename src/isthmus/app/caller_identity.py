@@ -341,7 +341,7 @@ class Identities(Container[Caller]):
         try:
             self._anybody = self._open_to(self._configuration)
         except ConfigError as error:
-            log.error("the hub stays closed", reason=str(error))
+            log.error("hub rejects all requests: keys unreadable", reason=str(error))
         if self._anybody is not None:
             log.warning("the hub is open again: isthmus token revoke --open removed its last key")
 
@@ -396,7 +396,7 @@ class Identities(Container[Caller]):
         in_file = self._configuration.named | {caller.name for caller in known.values()}
         odd = {key.id: said for key in good if (said := self._odd(key, in_file))}
         for id in odd.keys() - self._reported:
-            log.warning("a key is left out", key=id, reason=odd[id])
+            log.warning("a key is ignored", key=id, reason=odd[id])
         self._reported = frozenset(odd)
         return tuple(key for key in good if key.id not in odd and bytes.fromhex(key.digest) not in known)
 
@@ -404,7 +404,7 @@ class Identities(Container[Caller]):
         if key.name in in_file:
             return f"the configuration has a caller {key.name!r} of its own"
         if key.name.partition("/")[0] in {issuer.name for issuer in self._configuration.issuers if "/" in key.name}:
-            return f"{key.name!r} is what a caller of an issuer would be called"
+            return f"{key.name!r} has the form of an issuer's caller (ISSUER/NAME)"
         tenants = self._configuration.tenants.known
         if tenants and key.tenant != DEFAULT_TENANT and key.tenant not in tenants:
             return f"the configuration has tenants, and {key.tenant!r} is not one of them"

@@ -171,8 +171,8 @@ class MessageChannel:
         except ChannelClosed:
             return False
         except ChannelFull:  # it is asked only when there is room
-            self._channel.abort("it does not read what it is sent")
-            self.closed(ChannelEnd("broken", "it does not read what it is sent"))
+            self._channel.abort("it does not read its messages")
+            self.closed(ChannelEnd("broken", "it does not read its messages"))
             return False
         return True
 

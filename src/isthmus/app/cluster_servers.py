@@ -564,7 +564,7 @@ class PeerDirectory:
             try:
                 channel = await self._bus.connect(self._node, DIRECTORY, within=CONNECT_SECONDS)
             except BusFault as fault:
-                log.debug("no directory", node=self._node, reason=str(fault))
+                log.debug("the server list of a node cannot be read", node=self._node, reason=str(fault))
             else:
                 backoff.reset()
                 self._read(channel)
@@ -653,7 +653,7 @@ class RemoteServer:
                 link.lost.add_done_callback(lambda _: self._lost(link))
                 return
         except BusFault as fault:
-            log.debug("no channel to a server", node=wanted and wanted[0], reason=str(fault))
+            log.debug("cannot open a channel to a server", node=wanted and wanted[0], reason=str(fault))
         finally:
             self.work = None
             if self._wanted is None or self._wanted != wanted:

@@ -190,7 +190,7 @@ class DefinitionPins:
             self._report(sighting)
         rest = Counter((_event_of(each), each.server) for each in sightings[LOGGED_ONE_BY_ONE:])
         for (event, server), count in rest.items():
-            log.warning("more tools have changed than are named", event_kind=event, server=server, tools=count)
+            log.warning("tool changes omitted from the log", event_kind=event, server=server, tools=count)
             self.record(event, {"server": server, "tools": count})
         if self._file is None:
             return
@@ -216,7 +216,7 @@ class DefinitionPins:
             log.warning("a tool is left out", tool=f"{server}.{tool}", reason=why)
             self.record("definition.refused", {"server": server, "tool": tool, "reason": why})
         if (more := len(tools) - LOGGED_ONE_BY_ONE) > 0:
-            log.warning("more tools than are named are left out", server=server, tools=more)
+            log.warning("left-out tools omitted from the log", server=server, tools=more)
             self.record("definition.refused", {"server": server, "tools": more})
 
     def _take(self) -> list[Sighting]:
@@ -244,7 +244,7 @@ class DefinitionPins:
                 self._file.keep(kept)
         except (sqlite3.Error, OSError) as error:
             if not self._has_logged_unkept:
-                log.error("what tools look like could not be kept", tools=len(self._unkept), reason=str(error))
+                log.error("tool definitions could not be stored", tools=len(self._unkept), reason=str(error))
             self._has_logged_unkept = True
         else:
             self._unkept, self._has_logged_unkept = [], False
@@ -261,7 +261,7 @@ class DefinitionPins:
                 try:
                     news = await loop.run_in_executor(self._worker, self._news, store)
                 except OSError as error:
-                    log.error("it could not be seen what was approved", reason=str(error))
+                    log.error("approved definitions could not be read", reason=str(error))
                 else:
                     revision = now
                     await self._apply_news(news)
@@ -302,7 +302,7 @@ class DefinitionPins:
                 try:
                     approved = await loop.run_in_executor(self._worker, self._look, file)
                 except (sqlite3.Error, OSError) as error:
-                    log.error("it could not be seen what was approved", reason=str(error))
+                    log.error("approved definitions could not be read", reason=str(error))
                 else:
                     is_first = False
                     for change in approved:
@@ -374,7 +374,7 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
             said = f"must be a folder for {FILE}, or changed tools would go unnoticed: {error}"
             advice = f"repair or move {path}; without it every tool counts as new"
             raise ConfigError(Place(configuration.file, "hub.state").finding(said, advice=advice)) from error
-        log.warning("what tools look like is not kept", reason=str(error))
+        log.warning("tool definitions are not stored", reason=str(error))
         return None, {}, ()
     return file, known, waiting
 

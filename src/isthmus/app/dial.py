@@ -639,7 +639,7 @@ class Dialler:
 
     async def _keep(self, offers: Sequence[LocalOffer], *, may_share: bool) -> None:
         def open_others() -> None:
-            log.info("the hub takes one server a connection", hub=str(self.address), servers=len(offers))
+            log.info("this hub accepts one server per connection", hub=str(self.address), servers=len(offers))
             self._one_each(offers[1:])
 
         line = Line(self, offers, may_share=may_share, on_single=open_others)

@@ -110,7 +110,7 @@ class Wire:
         if unsent:
             self._socket.write(b"".join([self._socket.frame(message) for message in unsent]))
             if self._socket.buffered_bytes() > self._most_bytes:
-                self.fail("it does not read what it is sent")
+                self.fail("it does not read its messages")
 
     def fail(self, reason: str) -> None:
         """Close it from this side."""

@@ -639,7 +639,7 @@ class _Outgoing:
         request = self._request
         if request is not None and not request.is_begun and (self._is_waiting or self._offset > confirmed):
             self.channel.abort("the client was told that this node is silent")
-            self.closed(ChannelEnd("broken", f"node {self.channel.peer} gives no sign of life"))
+            self.closed(ChannelEnd("broken", f"node {self.channel.peer} does not respond"))
 
     def closed(self, end: ChannelEnd) -> None:
         """See `ChannelReceiver`."""

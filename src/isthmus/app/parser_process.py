@@ -91,7 +91,7 @@ class LongReader:
         try:
             reading = _Reading(job)
         except Exception:
-            log.debug("a job cannot be sent to the reader", exc_info=True)
+            log.debug("cannot send a job to the process that reads long messages", exc_info=True)
             return False
         self._queues.setdefault(job.owner, deque()).append(reading)
         self._waiting += 1
@@ -131,11 +131,11 @@ class LongReader:
             if is_done:
                 reading.job.then(value)
             elif is_done is None:
-                log.debug("the reader cannot do a job", reason=value)
+                log.debug("the process that reads long messages cannot do a job", reason=value)
                 reading.job.here()
             else:
                 if isinstance(value, str):
-                    log.error("the reader failed", reason=value)
+                    log.error("the process that reads long messages failed", reason=value)
                 reading.job.failed(value)
 
     def _took_too_long(self) -> None:
@@ -152,7 +152,7 @@ class LongReader:
         self._process = None
         reading = self._take_current()
         if reading is not None:
-            log.warning("the reader of long messages ended", reason=why)
+            log.warning("the process that reads long messages ended", reason=why)
             if reading.attempts >= ATTEMPTS_MAX:
                 reading.job.failed("the process that read it ended")
             else:
@@ -186,7 +186,7 @@ class LongReader:
                     if self._current is None:
                         return
         except (SpawnFailed, ConnectionError, TimeoutError) as error:
-            log.warning("no process to read long messages in", reason=str(error))
+            log.warning("the process that reads long messages cannot start", reason=str(error))
             self._retry_at = self._loop.time() + RETRY_SECONDS
         finally:
             self._task = self._process = None

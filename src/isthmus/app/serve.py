@@ -248,7 +248,7 @@ async def open_journal(configuration: Configuration) -> ClosableJournal:
         except (StateInUse, OSError, sqlite3.Error) as error:
             if not is_derived(configuration):
                 raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
-            log.warning("tasks will not outlast this hub", reason=str(error))
+            log.warning("tasks will not survive a restart", reason=str(error))
             return MemoryJournal()
     place = Place(configuration.file, STORAGE).at("url")
     if find_spec("asyncpg") is None:

@@ -126,7 +126,7 @@ class ValidationWorker:
                 self._refused[tool.digest] = now + REFUSE_SECONDS
             wrong = EXPENSIVE
         except (SpawnFailed, ConnectionError) as error:
-            log.warning("no process to validate arguments in", reason=str(error))
+            log.warning("the process that validates arguments cannot start", reason=str(error))
             wrong = EXPENSIVE
         if wrong is not None:
             inflight.finish(BadArguments(inflight.call.name, wrong))

@@ -19,7 +19,7 @@ from isthmus.cli.rest_client import HubClient
 from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.core.access.budget_rules import Period, period_at
 
-NOTHING = "No budget is about you. [budgets] in the configuration sets them."
+NOTHING = "No budget applies to you. [budgets] in the configuration sets them."
 
 
 class _Budget(msgspec.Struct, rename="camel"):

@@ -221,7 +221,9 @@ def _store(
     for finding in read.warnings:
         print_error(f"warning: {finding} [{finding.code}]")
     for path in sorted(plain_secrets(tables)):
-        print_error(f"warning: {path} has a secret in plain text, which who reads the database can read: use env:NAME")
+        print_error(
+            f"warning: {path} has a secret in plain text, which everybody who can read the database sees: use env:NAME"
+        )
     if read.broken and not is_forced:
         text = f"{counted(len(read.broken), 'server')} cannot be used: {', '.join(read.broken)}; nothing was stored"
         raise CommandFailed(Exit.CONFIGURATION, text, "Fix the findings, or store it as it is with --force.")

@@ -107,7 +107,7 @@ def _joined(document: Document, tables: Mapping[str, object]) -> dict[str, objec
     """
     table = dict(document.table)
     if outside := sorted(_outside(table, keeps=True)):
-        said = 'belongs into the database, because of [cluster] config = "database"'
+        said = 'belongs in the database, because of [cluster] config = "database"'
         advice = "push it with isthmus config push, and remove it from this file"
         places = [Place(document.file, path) for path in outside]
         raise ConfigError(*(place.finding(said, advice=advice, code=finding_codes.BAD_VALUE) for place in places))

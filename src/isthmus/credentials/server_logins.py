@@ -437,7 +437,7 @@ class Login:
         try:
             is_put = await self._logins.vault.replace_in_thread(self.slot, before, content)
         except (OSError, VaultDamaged) as error:
-            log.warning("a renewed login cannot be kept", server=self.slot.server, reason=str(error))
+            log.warning("a renewed login cannot be stored", server=self.slot.server, reason=str(error))
             return True
         self._read_as = content if is_put else self._read_as
         return is_put

@@ -333,7 +333,7 @@ class NodeLease:
 
 
 class DatabasePulse:
-    """Notices soon that the database gives no sign of life: behind a cut cable, nothing else would say so.
+    """Notices soon that the database does not respond: behind a cut cable, nothing else would say so.
 
     It asks only while a read or write waits for longer than usual, on a connection of its own, and then until there is
     an answer again.
@@ -384,11 +384,11 @@ class DatabasePulse:
             while not await self._is_answered(DOUBT_STEPS if self.is_silent else ANSWER_STEPS):
                 if not self.is_silent:
                     self.is_silent = True
-                    log.error("the database gives no sign of life", database=self._settings.shown)
+                    log.error("the database does not respond", database=self._settings.shown)
                     self.on_silent()
                 await asyncio.sleep(RETRY_FIRST_SECONDS)
             if self.is_silent:
-                log.info("the database answers again", database=self._settings.shown)
+                log.info("the database responds again", database=self._settings.shown)
         finally:
             self.is_silent = self._is_asking = False
         if self._waiting and self._timer is None:
@@ -514,7 +514,7 @@ class SharedPostgresJournal(PostgresJournal):
         return is_late or super()._is_long_lost()
 
     def _end_waits(self) -> None:
-        """The database gives no sign of life: end all that waits for it. What was not committed is not stored."""
+        """The database does not respond: end all that waits for it. What was not committed is not stored."""
         for limit in self._reads:
             limit.reschedule(self._loop.time())
         if self._connection is not None:
@@ -522,7 +522,7 @@ class SharedPostgresJournal(PostgresJournal):
 
     async def _read(self, text: str, *values: object) -> Sequence[Any]:
         if self._pulse.is_silent:
-            raise OSError("the journal cannot be read: the database gives no sign of life")
+            raise OSError("the journal cannot be read: the database does not respond")
         with self._pulse.watched():
             return await super()._read(text, *values)
 

@@ -44,7 +44,7 @@ LAG_SECONDS: Final = 10.0
 LAG_PROGRESS_BYTES: Final = 64 * 1024
 """The size of that piece. A peer that reads a byte now and then only wants to hold our memory."""
 
-LAGGING: Final = "it does not read what it is sent"
+LAGGING: Final = "it does not read its messages"
 
 FAILED: Final = "the hub failed"
 
@@ -209,7 +209,7 @@ class AcceptedSocket(SocketChannel):
         try:
             self._receiver = take(self)
         except Exception:  # an error of this socket's owner must not reach the listener and its other clients
-            log.exception("an accepted WebSocket was not taken", client=self.client)
+            log.exception("an accepted WebSocket could not be set up", client=self.client)
             self._receiver = _NO_RECEIVER
             self.close(CloseCode.INTERNAL_ERROR, FAILED)
         self._read_on()
@@ -416,7 +416,7 @@ class AcceptedSocket(SocketChannel):
     def give_up(self) -> None:
         """See `transport.flow_control.Holder`."""
         if not self._is_done:
-            log.info("a WebSocket was cut", client=self.client, reason=NO_ROOM)
+            log.info("a WebSocket was aborted", client=self.client, reason=NO_ROOM)
             self._break_off(CloseCode.TRY_AGAIN_LATER, NO_ROOM)
 
     def _tick(self) -> None:
@@ -460,7 +460,7 @@ class AcceptedSocket(SocketChannel):
             self._lag_timer = None
 
     def _cut_off(self) -> None:
-        log.info("a WebSocket was cut", client=self.client, reason=LAGGING)
+        log.info("a WebSocket was aborted", client=self.client, reason=LAGGING)
         self._break_off(CloseCode.POLICY_VIOLATION, LAGGING)
 
     # -- ending ------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ class SocketChannel(asyncio.Protocol):
             return
         self._pong_bytes = len(data) + (self._pong_bytes if self.buffered_bytes() else 0)
         if self._pong_bytes > PONGS_BYTES:
-            self._end("it pings without end and does not read the answers")
+            self._end("it sends pings and does not read the pongs")
         else:
             self.write(data)
 
@@ -297,7 +297,7 @@ def in_words(error: Exception, limit_bytes: int) -> str:
     """What is wrong with the peer's data."""
     if isinstance(error, PayloadTooBig):
         return f"it sent a message of over {limit_bytes} bytes"
-    return f"it does not speak WebSocket as it should: {str(error)[:REASON_LENGTH]}"
+    return f"it violates the WebSocket protocol: {str(error)[:REASON_LENGTH]}"
 
 
 def close_reason(framing: Framing) -> str:

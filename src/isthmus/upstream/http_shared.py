@@ -74,7 +74,7 @@ def same_origin_target(origin: HttpOrigin, target: str, reference: str, does: st
             raise ValueError("it contains a control character")
         place, found = parse_url(urljoin(f"{origin}{target}", reference))
     except ValueError as error:
-        raise ConnectFailed(f"it {does} something that is no address ({error})") from error
+        raise ConnectFailed(f"it {does} something that is not an address ({error})") from error
     if place != origin:
         raise ConnectFailed(f"it {does} {place}, which is not {origin}; configure that address if it is the right one")
     if stays and _plain(found) != _plain(target):

@@ -280,7 +280,7 @@ class _ListReading:
             if isinstance(entry, str):
                 problems += 1
                 if problems > PROBLEMS_MAX:
-                    self._note("more was wrong with its list, and the rest of it was left out")
+                    self._note("its list has further errors, and its other entries were left out")
                     break
                 self._note(f"{shape.noun} {position} left out: {entry}")
                 continue
@@ -487,7 +487,7 @@ class ListCache:
             abilities = frozenset(ability for ability in get_args(Ability) if ability in stored.abilities)
             known = CachedLists(listing, abilities)
         except (ValueError, ReaderFailed) as error:
-            log.warning("what a server listed last is damaged", server=settings.name, file=key, reason=str(error))
+            log.warning("the stored list of a server is damaged", server=settings.name, file=key, reason=str(error))
             return None
         self._kept[settings.name] = (key, known)
         return known

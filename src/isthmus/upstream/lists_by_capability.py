@@ -230,7 +230,7 @@ class ListsByCapability:
                     variant.failed_at = self._loop.time()
                     delayed = {*due}
                     reason = str(failed)
-                    log.warning("server did not list to callers that it can ask", server=self._server, reason=reason)
+                    log.warning("server did not list for clients with capabilities", server=self._server, reason=reason)
                 else:
                     variant.failed_at = None
                 variant.schedule.rest(delayed, self._loop.time())

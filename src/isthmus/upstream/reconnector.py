@@ -129,7 +129,7 @@ LOGIN_LOOK_SECONDS = 2.0
 
 UNAUTHORIZED = 401
 
-RECALLED = "it is starting; what it listed last is shown, and calls wait for it"
+RECALLED = "it is starting; its last list is shown, and calls wait for it"
 
 LOOK_AGAIN_SECONDS = 1.0
 """A busy server that does not respond is pinged at most this often."""
@@ -863,7 +863,7 @@ class Reconnector:
         abilities = self.server_status.abilities if self._link is None else self._link.abilities()
         hubs = {} if self._link is None else self._link.hubs
         problem = self._relist_problem
-        stale = () if problem is None else (f"its lists could not be read again, and are the last ones: {problem}",)
+        stale = () if problem is None else (f"its lists could not be read again; the last ones are shown: {problem}",)
         return {
             "tools": listing.tools,
             "prompts": listing.prompts,
@@ -937,4 +937,4 @@ def depth_notes(hubs: Mapping[str, int]) -> tuple[str, ...]:
     The server is used all the same: any server behind a hub could have made the chain up.
     """
     is_long = max(hubs.values(), default=0) + 2 > HOPS_MAX
-    return (f"there are more than {HOPS_MAX} hubs in a row, as it or a server behind it says",) if is_long else ()
+    return (f"there are more than {HOPS_MAX} hubs in a row, according to it or a server behind it",) if is_long else ()

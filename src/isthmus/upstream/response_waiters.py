@@ -108,7 +108,7 @@ class InputRound:
         """Ask all questions at once; without questions, send the call again at once."""
         self._inflight.rounds += 1
         if self._inflight.rounds > ROUNDS_MAX and not self._is_from_node:
-            self._inflight.finish(Unanswered(self._server, f"it went on asking after {ROUNDS_MAX} rounds"))
+            self._inflight.finish(Unanswered(self._server, f"it still asked after {ROUNDS_MAX} rounds"))
         elif not self._inputs.questions:
             self._send_again()
         for key, question in self._inputs.questions.items():

@@ -373,7 +373,7 @@ class StreamableLink(BaseLink):
         if self.dialect.era == "legacy":
             return listing
         ill = {tool.name for tool in listing.tools if not is_annotation_valid(tool.definition.get("inputSchema"))}
-        return leave_out(listing, ill, "its x-mcp-header cannot be written") if ill else listing
+        return leave_out(listing, ill, "its x-mcp-header cannot be sent") if ill else listing
 
     # -- sessions --------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def test_a_hub_that_others_can_reach_stays_closed(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         world.look()
     assert known.identify({}) is None
-    assert "the hub stays closed" in [line["event"] for line in logs]
+    assert "hub rejects all requests: keys unreadable" in [line["event"] for line in logs]
 
 
 def test_what_one_key_opened_is_not_anothers(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_how_long_is_waited_fits_the_reason() -> None:
     assert pauses.after(lost, 0.5) == 0.25
     assert pauses.after(LineLost("it restarts", 1012, "the hub is shutting down"), 1.0) == 1.0
     assert pauses.after(LineLost("full", 1008, "no room"), 0.0) == 60
-    assert pauses.after(LineLost("cut", 1008, "it does not read what it is sent", 3600), 0.0) == 0
+    assert pauses.after(LineLost("cut", 1008, "it does not read its messages", 3600), 0.0) == 0
     assert pauses.after(LineLost("replaced", 1000, "新连接替换"), 0.0) == 60
     assert pauses.after(lost, 1.0) == 2.0, "a pause that is not the backoff's does not lengthen it"
 

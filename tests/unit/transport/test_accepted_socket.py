@@ -541,7 +541,7 @@ async def test_a_peer_that_pings_and_does_not_read_is_given_up() -> None:
             while not pair.ear.over.is_set():
                 pair.peer.say(b"x" * 125, Opcode.PING)
                 await asyncio.sleep(0)
-        assert await pair.ear.reason() == "it pings without end and does not read the answers"
+        assert await pair.ear.reason() == "it sends pings and does not read the pongs"
 
 
 async def test_a_peer_is_asked_whether_it_is_alive() -> None:

@@ -447,7 +447,7 @@ async def test_a_damaged_list_costs_a_warning(damage: bytes) -> None:
     store.bodies = dict.fromkeys(store.bodies, damage)
     with capture_logs() as logs:
         assert await ListCache(store).recall(SETTINGS) is None
-    assert [line["event"] for line in logs] == ["what a server listed last is damaged"]
+    assert [line["event"] for line in logs] == ["the stored list of a server is damaged"]
 
 
 async def test_functions_of_this_process_are_not_remembered() -> None:

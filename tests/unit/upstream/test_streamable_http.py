@@ -537,7 +537,7 @@ async def test_tools_whose_headers_cannot_be_written_are_left_out_and_noted(held
     async with asyncio.timeout(10):
         found = await listing
     assert [tool.name for tool in found.tools] == ["well", "namesake"]
-    assert found.all_notes() == ("'ill' left out: its x-mcp-header cannot be written",)
+    assert found.all_notes() == ("'ill' left out: its x-mcp-header cannot be sent",)
 
 
 # -- streams that end before the answer ------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def flaw_in(target: PushConfig) -> str | None:
     if len(target.url) > URL_LENGTH_MAX:
         return f"the url is longer than {URL_LENGTH_MAX} characters"
     if target.scheme is not None and not _SCHEME.fullmatch(target.scheme):
-        return "the authentication scheme is not the name of one"
+        return "the authentication scheme is not a valid name"
     for name, secret in (("token", target.token), ("credentials", target.credentials)):
         if secret is not None and len(secret) > SECRET_LENGTH_MAX:
             return f"the {name} is longer than {SECRET_LENGTH_MAX} characters"

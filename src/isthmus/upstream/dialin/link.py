@@ -516,7 +516,7 @@ class DialInLink(BaseLink):
         The link stays: the node may only stand still for a moment, and answers the calls that it has. Calls of a
         server with `grace` go on waiting.
         """
-        why = f"{self.client} gives no sign of life"
+        why = f"{self.client} does not respond"
         for request in tuple(self.requests.pending.values()):
             waiter = request.waiter
             if not isinstance(waiter, CallWaiter) or not isinstance(request, ChannelRequest):

@@ -47,7 +47,7 @@ MAKE_ROOM_SECONDS = 60.0
 OLDER_SECONDS = 1.0
 """How long a server waits for others of its agent that connected to other nodes, at most so long before it."""
 
-COMING = "it has not said yet what it offers"
+COMING = "it has not listed its tools yet"
 
 CLOCK_STEP_SECONDS = 0.001
 """The least difference between the times of two sockets of one server."""
@@ -244,7 +244,7 @@ class DialInRegistry:
         except Fault as failed:
             _reject(link, FAILED, str(getattr(failed, "why", failed.message)))
         except TimeoutError:
-            _reject(link, FAILED, f"it did not say within {ARRIVE_SECONDS:g} s what it offers")
+            _reject(link, FAILED, f"it did not list its tools within {ARRIVE_SECONDS:g} s")
         finally:
             self._has_come(agent, link)
 
@@ -274,7 +274,9 @@ class DialInRegistry:
                 if is_alive or link.lost.done():
                     alive.add(other)
                 else:
-                    other.end(REFUSED, "it gives no sign of life", "it gave no sign of life, and another came for it")
+                    other.end(
+                        REFUSED, "it does not respond", "it did not respond, and another connection took its place"
+                    )
 
     def _agent_server(self, agent: DialInAgent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
         """Register a link under its server's id.

@@ -284,7 +284,7 @@ async def test_a_journal_that_refuses_costs_a_line_in_the_log() -> None:
         async with hub(journal) as keeping:
             for name in ("a", "b", "c"):
                 keeping.keep(record(name))
-    assert [(line["event"], line["servers"]) for line in lines] == [("what dialled in could not be remembered", 3)]
+    assert [(line["event"], line["servers"]) for line in lines] == [("dial-in servers could not be stored", 3)]
     assert set(journal.writes.values()) == {1}
 
 

@@ -226,7 +226,7 @@ async def test_plain_functions_run_in_threads_and_print_aside(scene: Scene, caps
         ("nameless", "Mute"),
         (
             "not_json",
-            "TypeError: the tool's result has a value of type object, which JSON has not: "
+            "TypeError: the tool's result has a value of type object, which JSON does not have: "
             "return text, numbers, lists, dictionaries, dataclasses or models",
         ),
     ],
