@@ -116,8 +116,8 @@ class Keys(RuleBasedStateMachine):
         raise AssertionError("a hub started with a list that it cannot read")
 
     def _look(self) -> None:
-        self.known._minted.look()
-        self.known.look()
+        self.known._minted.reload()
+        self.known.refresh()
 
     @invariant()
     def whoever_should_be_in_is(self) -> None:

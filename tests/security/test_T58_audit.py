@@ -353,7 +353,7 @@ async def check(state: Path, kills: int, slot: int) -> None:
     verification = Verification(None, read_checkpoint(state, keys, slot), keys.is_signed)
     rows = await rows_of(state, slot)
     for row in rows:
-        verification.take(row)
+        verification.check_row(row)
     assert verification.end() is None
     told = records(rows)
     begun = {each["arguments"] for each in told if each["event"] == "call.begun"}

@@ -141,7 +141,7 @@ async def unfinished_calls(
     after = await _begin_of(ledger, log_state, call_seconds + SLACK_SECONDS)
     while rows := await ledger.log_rows(after=after, limit=ROWS_AT_ONCE):
         for row in rows:
-            ends.take(row)
+            ends.add_row(row)
         after = rows[-1].number
     waiting = await _waiting(journal) if ends.open else set()
     now = time.time()

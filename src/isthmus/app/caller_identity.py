@@ -90,7 +90,7 @@ class Minted:
         """Whether it has been unreadable for too long."""
         return self.is_wanted and self._clock() - self._good_at > TRUST_SECONDS
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the list if it has changed. This blocks on the disk. An unreadable list changes nothing."""
         try:
             self._read()
@@ -111,7 +111,7 @@ class Minted:
             return
         is_open = self._file.is_open()
         self.is_wanted = self.is_wanted or not is_open
-        seen = self._file.look()
+        seen = self._file.revision()
         if seen != self._seen:
             self.keys = self._file.read()
             self._seen = seen
@@ -305,19 +305,19 @@ class Identities(Container[Caller]):
         looking: asyncio.Future[None] | None = None
         while True:
             # A network folder may hang. Expiry is still checked meanwhile.
-            looking = looking or _in_thread(loop, self._minted.look)
+            looking = looking or _in_thread(loop, self._minted.reload)
             await asyncio.wait({looking}, timeout=LOOK_SECONDS)
             try:
                 if looking.done():
                     done, looking = looking, None
                     done.result()
-                if self.look():
+                if self.refresh():
                     on_change()
             except Exception:  # one defect must not keep later revocations from taking effect
                 log.exception("cannot watch the keys: a defect in the hub")
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Apply the current keys; return whether a caller changed or became invalid."""
         has_lost = self._has_lost_shown()
         minted = self._minted

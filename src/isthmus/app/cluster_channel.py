@@ -234,4 +234,4 @@ class MessageChannel:
             reason, self._peer_received_bytes = closing[1], int(closing[2])
         self._give_up()
         if receiver is not None:
-            receiver.ended(reason or "its node closed the channel")
+            receiver.connection_ended(reason or "its node closed the channel")

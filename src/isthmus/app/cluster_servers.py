@@ -316,7 +316,7 @@ class OwnSession:
     def read(self, text: bytes | memoryview) -> None:
         """See `MessageReceiver`."""
         if self._served is not None:
-            self._served.take(bytes(text))
+            self._served.receive(bytes(text))
             return
         served = self._own.open_session(self, _SERVER.decode(text))
         if served is None:
@@ -351,9 +351,9 @@ class OwnSession:
         await served.finish()
         self._write()
         self._channel.close(1000, "the server is no longer connected to its node")
-        self.ended("the server is no longer connected to this node")
+        self.connection_ended("the server is no longer connected to this node")
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """See `MessageReceiver`. The other node's calls are cancelled."""
         self._own.closed(self)
         if self._served is not None:
@@ -446,7 +446,7 @@ class RemoteServers:
             if arrived_at is None:
                 pass
             elif server_id is None:
-                arrived_at.has_come_elsewhere((node, number), is_here=False)
+                arrived_at.arrived_at_other_node((node, number), is_here=False)
             else:  # after `_look`, which opens a link to it
                 key = arrived_at.key, server_id
                 asyncio.get_running_loop().call_soon(self._await_link, arrived_at, (node, number), key)
@@ -456,16 +456,16 @@ class RemoteServers:
         remote = self._links.get(key)
         work = None if remote is None else remote.work
         if work is None:
-            agent.has_come_elsewhere(where, is_here=True)
+            agent.arrived_at_other_node(where, is_here=True)
         else:
-            work.add_done_callback(lambda _: agent.has_come_elsewhere(where, is_here=True))
+            work.add_done_callback(lambda _: agent.arrived_at_other_node(where, is_here=True))
 
     def _look_soon(self, key: Key) -> None:
         if not self._to_look:
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self._check_keys)
         self._to_look[key] = None
 
-    def _look(self) -> None:
+    def _check_keys(self) -> None:
         keys, self._to_look = self._to_look, {}
         for key in keys:
             if not self.is_closing:
@@ -703,6 +703,6 @@ class _Opening:
         """See `NodeMessageReceiver`."""
         self._link.silent(confirmed)
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """See `MessageReceiver`."""
-        self._link.ended(reason)
+        self._link.connection_ended(reason)

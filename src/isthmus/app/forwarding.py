@@ -353,7 +353,7 @@ class Forwarder:
         if request.body is None:
             await request.send_body(outgoing)
 
-    def keep(self, outgoing: _Outgoing) -> None:
+    def keep_channel(self, outgoing: _Outgoing) -> None:
         """Keep a channel for a later request."""
         idle = self._idle.setdefault(outgoing.channel.peer, [])
         if len(idle) < KEPT_CHANNELS_MAX and outgoing.channel.is_open:
@@ -614,7 +614,7 @@ class _Outgoing:
         self._request = None
         self._forwarder.note_stream(self, is_open=False)
         if request.is_sent and not self._is_held:
-            self._forwarder.keep(self)
+            self._forwarder.keep_channel(self)
         else:  # the rest of the body is not wanted
             self.channel.close()
         request.end()

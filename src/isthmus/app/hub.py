@@ -116,7 +116,7 @@ NAMED = ServerName("#")
 """The name under which all targets are counted; no configured server can have it."""
 
 
-class Watching(Protocol):
+class DefinitionWatcher(Protocol):
     """Watches how definitions change: `app.definitions`."""
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
@@ -155,7 +155,7 @@ class RunningHub:
         journal: Journal | None = None,
         *,
         client_caps: ClientCapabilities | None = None,
-        pins: Watching | None = None,
+        pins: DefinitionWatcher | None = None,
         lists: ListStore | None = None,
         audit: Audit | None = None,
         telemetry: Telemetry | None = None,
@@ -179,7 +179,7 @@ class RunningHub:
         """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
         self.counters = CallMetrics() if telemetry is None else telemetry.calls
-        self._traced = self.counters if telemetry is None else telemetry.over(self.counters, self._carrier_of)
+        self._traced = self.counters if telemetry is None else telemetry.wrap(self.counters, self._carrier_of)
         self.recent_calls = RecentCalls(self._traced, self.note, self._beginning_of)
         self.latest_calls = self.recent_calls.latest
         self.follow_calls = self.recent_calls.follow
@@ -267,7 +267,7 @@ class RunningHub:
         return None if server_status is None else server_status.carrier
 
     def _recorder(self, counting: Recorder) -> Recorder:
-        recorder = counting if self.audit is None else self.audit.over(counting)
+        recorder = counting if self.audit is None else self.audit.wrap(counting)
         return LoggedCalls(recorder) if self.configuration.hub.log_level == "debug" else recorder
 
     def restart(self, server: ServerName) -> bool:
@@ -340,7 +340,7 @@ class RunningHub:
             return None
         is_edit = entry is not None and entry.place in fix
         origin = self.configuration.origins.get(f"servers.{server}")
-        return ServerFix(fix, self._entry_places.of(origin) if is_edit else None)
+        return ServerFix(fix, self._entry_places.place_of(origin) if is_edit else None)
 
     def fixes_version(self) -> int:
         """See `core.ports.HubAdmin`."""
@@ -457,7 +457,7 @@ class RunningHub:
         for issuer in configuration.issuers:
             # An issuer's tokens may name any number of tenants.
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
-        self.hub.tenants.know(configuration.tenants, names)
+        self.hub.tenants.configure(configuration.tenants, names)
 
     def name_node(self, prefix: str) -> None:
         """Begin ids that refer to the memory of this process with the tag of its node."""

@@ -134,7 +134,7 @@ class Links:
         if self.logins is None or isinstance(reach, TargetHttpSettings | StdioSettings | PythonSettings):
             return None
         url, credentials = over_http(reach.url), settings.credentials
-        return self.logins.of(settings.name, url, reach.headers, credentials, subject, settings.ca)
+        return self.logins.login_for(settings.name, url, reach.headers, credentials, subject, settings.ca)
 
     async def _reach_with(self, login: Login, settings: ServerSettings, carrier: Carrier) -> BaseLink:
         try:

@@ -113,7 +113,7 @@ class LongReader:
         self._current = reading
         reading.attempts += 1
         self._timer = self._loop.call_later(READ_SECONDS, self._took_too_long)
-        self._process.ask(reading.frame)
+        self._process.send(reading.frame)
         self._changed.set()
 
     def _take_current(self) -> _Reading | None:
@@ -248,7 +248,7 @@ class _Process:
             over_sockets=True,
         )
         try:
-            process.ask(frame(is_ready))
+            process.send(frame(is_ready))
             await asyncio.wait_for(process._is_ready, START_SECONDS)
         except BaseException:
             process.channel.kill()
@@ -258,7 +258,7 @@ class _Process:
 
     # -- sending, a slice in each turn of the loop ---------------------------------------------------------------------
 
-    def ask(self, request: Frame) -> None:
+    def send(self, request: Frame) -> None:
         """Send a request."""
         self._asked = request.given
         for part in request.parts:

@@ -274,12 +274,12 @@ class PlacedServers:
         while True:
             for placed in tuple(self._placed.values()):
                 try:
-                    await self._look(placed)
+                    await self._check(placed)
                 except OSError as error:
                     log.debug("placement not decided", server=placed.settings.name, error=str(error))
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _look(self, placed: PlacedServer) -> None:
+    async def _check(self, placed: PlacedServer) -> None:
         if placed.document is not None and not self._is_held(placed.number):
             self._stop(placed, NOT_HERE)
         name, running = placed.settings.name, self._running

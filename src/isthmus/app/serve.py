@@ -821,7 +821,7 @@ class Signals:
             return
         logs.reopen()
         if self._reloader is not None:
-            self._reloader.ask()
+            self._reloader.reload_now()
 
     def _arrive(self) -> None:
         self._count += 1

@@ -105,7 +105,7 @@ class ServedSession:
         )
         share.join(self)
 
-    def take(self, message: bytes) -> None:
+    def receive(self, message: bytes) -> None:
         """Receive a message from the other hub."""
         if self._is_done:
             return

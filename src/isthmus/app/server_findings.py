@@ -224,18 +224,18 @@ class EntryPlaces:
     def version(self) -> int:
         """A number that changes with the places. Changed files are read again."""
         for file in list(self._ages):
-            self._look(file)
+            self._read_file(file)
         return self._version
 
-    def of(self, origin: Origin | None) -> str | None:
+    def place_of(self, origin: Origin | None) -> str | None:
         """Where an entry is; without its line until the file is read, and if the line is not certain."""
         if origin is None or (file := origin.file) is None:
             return None
-        self._look(file)
+        self._read_file(file)
         line = self._lines.get(file, {}).get(split_path(origin.path))
         return f"{file}" if line is None else f"{file}:{line}"
 
-    def _look(self, file: Path) -> None:
+    def _read_file(self, file: Path) -> None:
         with suppress(OSError):
             if self._ages.get(file) != (age := file.stat().st_mtime):
                 self._ages[file] = age

@@ -102,7 +102,7 @@ class IssuerKeys:
             return False
         if issuer.trouble:
             log.info("issuer keys fetched", issuer=name, keys=len(keys))
-        issuer.take_keys(keys)
+        issuer.set_keys(keys)
         return True
 
 
@@ -319,7 +319,7 @@ class TokenService:
         caller = self.identities.by_digest(digest) if len(key) >= KEY_LENGTH_MIN else None
         return self._own.make(digest) if isinstance(caller, Caller) and name in (None, caller.name) else None
 
-    def gives_tokens(self) -> bool:
+    def issues_tokens(self) -> bool:
         """See `frontends.oauth.http.TokenIssuer`."""
         return bool(self.identities.callers())
 

@@ -116,7 +116,7 @@ class ValidationWorker:
         tool = inflight.target.own or inflight.target.feature
         schema = bytes(tool.definition.get("inputSchema", b"true"))
         try:
-            wrong = await self._ask(schema, bytes(inflight.call.arguments))
+            wrong = await self._validate(schema, bytes(inflight.call.arguments))
         except TimeoutError:
             log.warning("arguments took too long to validate", server=tool.server, tool=tool.name)
             now = asyncio.get_running_loop().time()
@@ -133,7 +133,7 @@ class ValidationWorker:
         elif not inflight.is_done:
             waiting.then(inflight)
 
-    async def _ask(self, schema: bytes, arguments: bytes) -> str | None:
+    async def _validate(self, schema: bytes, arguments: bytes) -> str | None:
         """What is wrong with the arguments, or None.
 
         Raises:
@@ -145,9 +145,9 @@ class ValidationWorker:
             if self._process is None:
                 self._process = await _Process.start(self._environment)
                 async with asyncio.timeout(START_SECONDS):
-                    await self._process.ask(b"true", b"{}")
+                    await self._process.validate(b"true", b"{}")
             async with asyncio.timeout(CHECK_SECONDS):
-                return await self._process.ask(schema, arguments)
+                return await self._process.validate(schema, arguments)
         except BaseException:
             await self._end_process(at_once=True)
             raise
@@ -188,7 +188,7 @@ class _Process:
         )
         return process
 
-    async def ask(self, schema: bytes, arguments: bytes) -> str | None:
+    async def validate(self, schema: bytes, arguments: bytes) -> str | None:
         """Have arguments checked.
 
         Raises:

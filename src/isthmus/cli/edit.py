@@ -572,7 +572,7 @@ def _read_sources(options: ImportOptions, context: HostContext, file: Path) -> C
     if file.exists():  # its extensions may read the files of other programs
         variables = Variables(variables_of(file, context.environment)[0], file.parent, context.home)
         extensions, _ = read_extensions(read_document(file), variables)
-        importers = {each.name: each for each in extensions.of("importers")}
+        importers = {each.name: each for each in extensions.in_group("importers")}
     dialect = None
     if options.dialect is not None:
         dialect = DIALECTS.get(options.dialect)

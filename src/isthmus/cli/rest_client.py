@@ -237,11 +237,11 @@ class HubClient:
     async def listing(self, shape: ListShape) -> FeatureList:
         """One of the lists, read. Operators see the last line of each missing server's standard error."""
         listing = read_listing(await self.list(shape), shape)
-        if listing.absences:
+        if listing.missing:
             troubles = {server.name: server.trouble for server in read_servers(await self.servers())}
-            for name, gone in listing.absences.items():
+            for name, gone in listing.missing.items():
                 reason = troubles.get(name) or gone.reason
-                listing.absences[name] = msgspec.structs.replace(gone, reason=reason)
+                listing.missing[name] = msgspec.structs.replace(gone, reason=reason)
         return listing
 
     async def find_tool(self, name: str) -> ListedFeature | None:

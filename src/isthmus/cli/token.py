@@ -343,7 +343,7 @@ def _hub_of(configuration: Configuration) -> str:
 
 def _has_other_callers(configuration: Configuration) -> bool:
     """Whether callers other than those with keys of the state folder are known."""
-    return bool(configuration.named or configuration.issuers or configuration.extensions.of("identity"))
+    return bool(configuration.named or configuration.issuers or configuration.extensions.in_group("identity"))
 
 
 def _is_open(configuration: Configuration) -> bool:

@@ -230,7 +230,7 @@ class UnixPipe(asyncio.Protocol):
         self._session: PeerSession | None = None
         self._waiting: PeerSession | None = None
         self._transport: asyncio.Transport
-        self._decoder = FrameDecoder(self._take)
+        self._decoder = FrameDecoder(self._receive)
         self._timer: asyncio.TimerHandle | None = None
         self._is_done = False
         self._left: int | None = None
@@ -318,7 +318,7 @@ class UnixPipe(asyncio.Protocol):
             logger.exception("frame of a peer could not be handled")
             self._end("a frame could not be handled")
 
-    def _take(self, frame: memoryview) -> None:
+    def _receive(self, frame: memoryview) -> None:
         session = self._session
         if self._is_done:
             return

@@ -172,7 +172,7 @@ class _Loading:
         hub, hub_findings = read_hub(document, around.environment, around.home, self._given, seconds)
         self._limits = hub.limits
         tables, table_findings = read_tables(
-            document, variables, [each.name for each in self._extensions.of("storage")]
+            document, variables, [each.name for each in self._extensions.in_group("storage")]
         )
         self._findings += [*findings, *table_findings.pop(CREDENTIALS)]
         if document is not None:
@@ -191,7 +191,7 @@ class _Loading:
         if hub.open_programs == "refuse":
             self._loaded.refuse_open_programs()
         tenants, tenant_findings = read_tenants(document)
-        tenants = replace(tenants, has_policies=bool(self._extensions.of("policy")))
+        tenants = replace(tenants, has_policies=bool(self._extensions.in_group("policy")))
         callers: tuple[KnownCaller, ...] = ()
         expiries: dict[bytes, float] = {}
         caller_findings: tuple[Finding, ...] = ()
@@ -240,7 +240,7 @@ class _Loading:
         """Read the servers of a file, then those of the files that it imports."""
         place = Place(document.file, IMPORT)
         self._read_entries(document)
-        importers = {each.name: each for each in self._extensions.of("importers")}
+        importers = {each.name: each for each in self._extensions.in_group("importers")}
         folder = document.file.parent
         imported = read_client_files(named_imports(document), place, folder, self._around, importers=importers)
         self._findings += imported.findings

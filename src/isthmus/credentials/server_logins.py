@@ -268,7 +268,7 @@ class Login:
         kept = self._read()
         if kept == self._kept:
             return False
-        self._take(kept)
+        self._use_token(kept)
         return True
 
     def _read(self) -> StoredLogin | None:
@@ -289,7 +289,7 @@ class Login:
             return None
         return kept
 
-    def _take(self, kept: StoredLogin | None) -> None:
+    def _use_token(self, kept: StoredLogin | None) -> None:
         if self._kept is None or kept is None or kept.proof_key != self._kept.proof_key:
             self._prover = _prover_of(kept)  # otherwise its known nonces stay valid
         self._kept = kept
@@ -426,7 +426,7 @@ class Login:
         endpoint = TokenEndpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
         token = await endpoint.by_refresh(kept.token)
         if await self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
-            self._take(kept)
+            self._use_token(kept)
         elif self.look():  # somebody has logged in or out meanwhile, which takes precedence
             self._logins.notify(self.slot)
 
@@ -547,7 +547,7 @@ class Logins:
         """The time, in seconds since the epoch."""
         return self._clock()
 
-    def of(
+    def login_for(
         self,
         server: ServerName,
         url: str,

@@ -85,7 +85,7 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 Keys: TypeAlias = tuple[MintedKey, ...]
 
 
-class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _KeyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     keys: Keys
 
@@ -100,7 +100,7 @@ def read_keys(content: bytes) -> Keys:
         StoreDamaged: this is not such a list, or one of its keys is invalid. A damaged entry may have lost limits.
     """
     try:
-        book = msgspec.json.decode(content, type=_Book)
+        book = msgspec.json.decode(content, type=_KeyList)
     except (ValueError, RecursionError) as error:
         raise StoreDamaged("it is not a list of keys, or it is truncated") from error
     if book.version != VERSION:

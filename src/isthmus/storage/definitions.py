@@ -139,7 +139,7 @@ class DefinitionStore:
         """All accepted definitions."""
         return [SeenDefinition(*row) for row in self._file.execute(ACCEPTED)]
 
-    def keep(self, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
+    def store(self, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
         """Store definitions in order; those with `True` wait for approval."""
         with _Transaction(self._file):
             for seen, is_pending in sightings:
@@ -293,7 +293,7 @@ class SharedDefinitions:
         """See `DefinitionStore`."""
         return [(*each.key, each.accepted.fingerprint) for each in self._all() if each.accepted is not None]
 
-    def keep(
+    def store(
         self, sightings: Sequence[tuple[SeenDefinition, bool]], *, first: frozenset[ToolKey] = frozenset()
     ) -> None:
         """See `DefinitionStore`. What is `first` seen does not replace what another node has accepted."""
@@ -359,12 +359,12 @@ class SharedDefinitions:
                 news.accepted[now.key] = mark
             if before is not None and before.pending is not None and now.pending is None:
                 news.settled.append(now.key)
-            if now.unread and self._take_unread(id, now):
+            if now.unread and self._pop_unread(id, now):
                 news.approved.extend([each for each in now.changes if each.fingerprint == now.unread][-1:])
             self._reported[id] = now
         return news
 
-    def _take_unread(self, id: str, now: SharedDefinition) -> bool:
+    def _pop_unread(self, id: str, now: SharedDefinition) -> bool:
         """Whether this node reports an approval; of several the first one does."""
         change = StateDocument(self._decoded[id][0], _encoded(msgspec.structs.replace(now, unread=b"")))
         return self._state.write(DEFINITIONS, {id: change})

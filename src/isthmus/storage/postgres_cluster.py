@@ -293,7 +293,7 @@ class NodeLease:
                 gone += expired
             else:
                 pause = min(pause, TAKE_AGAIN_SECONDS)
-        if gone and not await self._take(connection, gone):
+        if gone and not await self._take_over(connection, gone):
             pause = min(pause, TAKE_AGAIN_SECONDS)
         return pause
 
@@ -304,7 +304,7 @@ class NodeLease:
         self.lost_at = self._loop.time()
         self.on_lost()
 
-    async def _take(self, connection: Connection, gone: Sequence[int]) -> bool:
+    async def _take_over(self, connection: Connection, gone: Sequence[int]) -> bool:
         """Become the heir of these nodes; False if some could not be taken."""
         async with connection.transaction():
             if await count_rows(connection, FENCE.format(number=self.number)) != 1:
@@ -366,9 +366,9 @@ class DatabasePulse:
             del self._waiting[key]
 
     def _look_in(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         oldest = next(iter(self._waiting.values()), None)
         if oldest is None or self._is_asking:
@@ -377,9 +377,9 @@ class DatabasePulse:
             self._look_in(left)
         else:
             self._is_asking = True
-            self._background.spawn("pulse", self._ask_until_answered())
+            self._background.spawn("pulse", self._probe_until_answered())
 
-    async def _ask_until_answered(self) -> None:
+    async def _probe_until_answered(self) -> None:
         try:
             while not await self._is_answered(DOUBT_STEPS if self.is_silent else ANSWER_STEPS):
                 if not self.is_silent:
@@ -395,7 +395,7 @@ class DatabasePulse:
             self._look_in(SLOW_SECONDS)
 
     async def _is_answered(self, steps: int) -> bool:
-        asking = self._background.spawn("question", self._ask())
+        asking = self._background.spawn("question", self._probe())
         for _ in range(steps):
             await asyncio.wait({asking}, timeout=ANSWER_SECONDS / ANSWER_STEPS)
             if asking.done():
@@ -406,7 +406,7 @@ class DatabasePulse:
             self.close()
         return is_answered
 
-    async def _ask(self) -> bool:
+    async def _probe(self) -> bool:
         try:
             if self._connection is None:
                 self._connection = await self._dial(server_settings=server_settings_of(self._settings))

@@ -124,7 +124,7 @@ class _NoReceiver:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         pass
 
 
@@ -182,7 +182,7 @@ class AcceptedSocket(SocketChannel):
         self.on_closed: Callable[[], None] | None = None
         """Called once, when the connection is gone for any reason."""
         self._write_batch = write_batch
-        self._share = share or AgentBandwidth().of(None)
+        self._share = share or AgentBandwidth().share_of(None)
         self._held_bytes = 0
         self._unfinished_since = 0.0
         """When the incomplete message began; 0 without one."""
@@ -264,7 +264,7 @@ class AcceptedSocket(SocketChannel):
         await asyncio.wait({sign}, timeout=within)
         return sign.done() and not self._is_done
 
-    def _give_sign(self) -> None:
+    def _report_alive(self) -> None:
         if self._sign is not None:
             self._sign.set_result(None)
             self._sign = None
@@ -368,11 +368,11 @@ class AcceptedSocket(SocketChannel):
                 self._see_off()
             return
         self._is_silent = False
-        self._give_sign()
+        self._report_alive()
         self._framing.receive_data(data)
         events = self._framing.events_received()
         for event in events:
-            self._take(event)
+            self._receive(event)
         portions = self._read_quota
         if len(events) > FEW_FRAMES:
             portions.portion_bytes = min(portions.portion_bytes, SMALL_PORTION_BYTES)
@@ -476,7 +476,7 @@ class AcceptedSocket(SocketChannel):
         self._is_done = True
         self._left = self._accepted
         self._forget_lag()
-        self._give_sign()
+        self._report_alive()
         self._stop_clock()
         if self._framing.state is OPEN:
             self._framing.send_close(code, fitting(reason))
@@ -515,6 +515,6 @@ class AcceptedSocket(SocketChannel):
     def _retire(self) -> None:
         super()._retire()
         self._forget_lag()
-        self._give_sign()
+        self._report_alive()
         if self._last_reason is not None:
             self._loop.call_soon(self._depart)  # what it sent is ignored

@@ -71,11 +71,11 @@ def media_type(headers: Mapping[str, str]) -> str:
 
 
 HEAD_LIMIT_BYTES: Final = 64 * 1024
-"""How much a server may send without progress in its reply: head, trailers, chunk extensions, 1xx."""
+"""Limit of a response's head, and of its other bytes that are not body: trailers, chunk extensions, 1xx responses."""
 
 BODY_PORTION_BYTES: Final = 64 * 1024
-"""What is read in one turn of a body of known length. Four times as much doubled the p99 of calls beside large
-results."""
+"""Bytes of a body of known length that are read in one step. With four times as many, the p99 of calls beside large
+results doubled."""
 
 EVENT_STREAM: Final = "text/event-stream"
 

@@ -459,7 +459,7 @@ class BaseLink:
 
     # -- the hub's own requests ------------------------------------------------------------------------------------
 
-    async def ask(self, method: str, params: bytes, within: float = ASK_SECONDS) -> msgspec.Raw:
+    async def request(self, method: str, params: bytes, within: float = ASK_SECONDS) -> msgspec.Raw:
         """Send a request and wait for the result.
 
         Raises:
@@ -489,7 +489,7 @@ class BaseLink:
     async def ping(self, within: float) -> None:
         """Check that the server still responds; an error response counts. Raises `Fault` if it does not."""
         try:
-            await self.ask(self.dialect.probe, self.dialect.params(), within)
+            await self.request(self.dialect.probe, self.dialect.params(), within)
         except ServerError:
             return
 
@@ -519,7 +519,7 @@ class BaseLink:
     async def refresh_hubs(self) -> None:
         """Ask a modern hub which hubs are behind it now. Raises `Fault`."""
         if self.dialect.era == "modern":
-            discovery = modern.read_discover_result(await self.ask(modern.DISCOVER, self.dialect.params()))
+            discovery = modern.read_discover_result(await self.request(modern.DISCOVER, self.dialect.params()))
             self.hubs = self.hubs if discovery is None else read_hubs(discovery.meta)
 
     async def _discover(self, patience: float | None) -> modern.DiscoverResult | None:
@@ -529,12 +529,12 @@ class BaseLink:
         try:
             params = ModernDialect(self._me).params()
             try:
-                answer = await self.ask(modern.DISCOVER, params, within)
+                answer = await self.request(modern.DISCOVER, params, within)
             except ServerError as refused:
                 # A server that refuses the version and yet lists it as supported is asked a second time.
                 if refused.code != REFUSED_VERSION or not modern.is_version_supported(refused.data):
                     raise
-                answer = await self.ask(modern.DISCOVER, params, within)
+                answer = await self.request(modern.DISCOVER, params, within)
         except NotConnected as refused:
             if refused.status not in NOT_MODERN:
                 raise
@@ -549,7 +549,7 @@ class BaseLink:
 
     async def _initialize(self) -> None:
         try:
-            answer = await self.ask(
+            answer = await self.request(
                 "initialize", legacy.initialize_params(self._me, self.questions.client_caps), self.start_seconds
             )
         except ServerError as refused:
@@ -608,37 +608,37 @@ class BaseLink:
 
     def read(self, text: bytes | memoryview) -> None:
         """Handle one message of the server on a stream that all requests share. Responses are matched by id."""
-        if len(text) > LATER_BYTES and (request := self._take(jsonrpc.answer_start(text))) is not None:
+        if len(text) > LATER_BYTES and (request := self._match_request(jsonrpc.answer_start(text))) is not None:
             whole = partial(jsonrpc.decode_long, text, max_depth=self.limits.depth, max_values=None)
-            then = partial(self._take_long_answer, request)
+            then = partial(self._receive_long_answer, request)
             read_then(whole, jsonrpc.decode_passes, then, jsonrpc.unreadable, self.server)
             return
         text = bytes(text)
         message = jsonrpc.decode(text, max_depth=self.limits.depth, max_values=None)
         match message:
             case Response(id=id):
-                if (request := self._take(id)) is not None:
+                if (request := self._match_request(id)) is not None:
                     request.waiter.result(message.result)
             case ErrorReply(id=id):
-                if (request := self._take(id)) is not None:
+                if (request := self._match_request(id)) is not None:
                     self.on_error_reply(request.waiter, message)
             case Notification():
                 self.on_notification(message.method, message.params)
             case Request():
                 if self._can_reply():
                     self._on_request(message)
-            case Malformed() if (request := self._take(jsonrpc.answered_in(text))) is not None:
+            case Malformed() if (request := self._match_request(jsonrpc.answered_in(text))) is not None:
                 request.waiter.fail(BadReply(self.server, message.message))
             case _:
                 self._count_garbage(text)
                 return
         self._garbage = 0
 
-    def _take(self, id: Payload | None) -> PendingRequest | None:
+    def _match_request(self, id: Payload | None) -> PendingRequest | None:
         """Take the request that a response on the shared stream is for."""
-        return self.requests.take(id)
+        return self.requests.pop(id)
 
-    def _take_long_answer(self, request: PendingRequest, message: jsonrpc.Message) -> None:
+    def _receive_long_answer(self, request: PendingRequest, message: jsonrpc.Message) -> None:
         self._garbage = 0
         match message:
             case Response():
@@ -798,7 +798,7 @@ class BaseLink:
         if self._writer is not None:
             self._writer.flush()
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """The channel has ended."""
         self._on_broken(reason)
 
@@ -928,7 +928,7 @@ class ListenRequests:
             self._missed_changes = link._modern_subscriptions.is_asking
             link.on_gap()
 
-    def ended(self, subscription: int) -> None:
+    def subscription_ended(self, subscription: int) -> None:
         """The server ended a subscription: ask for another one in a while, unless one is on its way."""
         link = self._link
         if subscription == self._next:
@@ -953,7 +953,7 @@ class ListenRequests:
             link._listen_done(refusal)
             link._modern_subscriptions.refused(refusal)
         else:
-            self.ended(subscription)
+            self.subscription_ended(subscription)
 
 
 class _ListenWaiter(IgnoredResponse):
@@ -965,7 +965,7 @@ class _ListenWaiter(IgnoredResponse):
 
     def result(self, payload: Payload) -> None:
         """The server ended the subscription in good order."""
-        self._requests.ended(self._id)
+        self._requests.subscription_ended(self._id)
 
     def error(self, reply: ErrorReply) -> None:
         """The server refused the subscription."""

@@ -348,7 +348,7 @@ class LinkPool:
         if member is not None and member.link is not None:
             member.link.withdraw(inflight, reason)
 
-    def ended(self, inflight: InFlight) -> None:
+    def call_ended(self, inflight: InFlight) -> None:
         """A call has ended: its link is idle, or is closed."""
         member = self._of.pop(inflight, None)
         if member is None:

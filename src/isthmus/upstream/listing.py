@@ -64,7 +64,7 @@ class ListSource(Protocol):
     limits: Limits
     dialect: McpDialect
 
-    async def ask(self, method: str, params: bytes) -> msgspec.Raw:
+    async def request(self, method: str, params: bytes) -> msgspec.Raw:
         """Send a request and wait for the result; raises `Fault`."""
 
 
@@ -220,7 +220,7 @@ class _ListReading:
             page = await self._page(shape, members)
             if len(self.missing) + len(page.missing) <= MISSING_MAX:  # the same limit as for one page
                 self.missing.update(page.missing)
-            taken = await self._take(shape, kind, page, found, limits.list_bytes - read_bytes)
+            taken = await self._add_page(shape, kind, page, found, limits.list_bytes - read_bytes)
             cursor = page.next_cursor
             if isinstance(taken, ListCut):
                 return taken
@@ -250,7 +250,7 @@ class _ListReading:
 
     async def _page(self, shape: ListShape, members: Mapping[str, Payload]) -> ListPage:
         server = self._link.server
-        answer = await self._link.ask(shape.method, self._link.dialect.params(members, self._client_caps))
+        answer = await self._link.request(shape.method, self._link.dialect.params(members, self._client_caps))
         try:
             page = await offload(len(memoryview(answer)), partial(read_page, shape, answer), owner=server)
         except ReaderFailed as failed:
@@ -262,7 +262,7 @@ class _ListReading:
             self.ttl_seconds = min(page.ttl_seconds, known)
         return page
 
-    async def _take(
+    async def _add_page(
         self, shape: ListShape, kind: type[F], page: ListPage, found: dict[FeatureName, F], room_bytes: int
     ) -> int | ListCut:
         """Take a page's entries; return how many bytes they have, or why the list is cut there."""
@@ -492,7 +492,7 @@ class ListCache:
         self._kept[settings.name] = (key, known)
         return known
 
-    def keep(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
+    def store(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
         """Store what a server lists now, unless it is unchanged."""
         if isinstance(settings.reach, PythonSettings):
             return

@@ -130,7 +130,7 @@ class ListsByCapability:
         for client_caps, variant in before._of.items():
             self._admit(variant.caller, client_caps)
 
-    async def known(self, within: float) -> None:
+    async def wait_listed(self, within: float) -> None:
         """Wait until running listings have ended."""
         learning = [variant.learning.done for variant in self._of.values() if variant.task is not None]
         if learning:

@@ -72,7 +72,7 @@ class ToolGuard:
         self._shown = shown
         self._tools: dict[str, Tool] = {}
 
-    async def look(self) -> None:
+    async def read_tools(self) -> None:
         """Read the link's tools, if changed tools are withheld. Raises `Fault`."""
         if self._review.withholds(self._link.server):
             read = await self._link.list_features({"tools"}, client_caps=self._link.questions.client_caps)
@@ -279,7 +279,7 @@ class Reconnector:
 
     def _cache_lists(self, link: BaseLink) -> None:
         if self._lists is not None:
-            self._lists.keep(self.settings, self._listing, link.abilities())
+            self._lists.store(self.settings, self._listing, link.abilities())
 
     def _stop_holding(self) -> None:
         """The first attempt has ended: waiting calls are sent or fail."""
@@ -300,7 +300,7 @@ class Reconnector:
         pool.on_asked = lambda: self.on_asked()  # noqa: PLW0108 - `on_asked` is set after this
         return pool
 
-    def show(self, *, is_awaited: bool = False) -> None:
+    def publish(self, *, is_awaited: bool = False) -> None:
         """Publish the server, in place of a predecessor if there is one; see `Hub.open_server_queue`."""
         self.is_hidden = False
         self._hub.open_server_queue(self.server_queue, self.server_status, is_awaited=is_awaited, learner=self)
@@ -325,7 +325,7 @@ class Reconnector:
     async def ready(self, within: float) -> None:
         """Wait for the first attempt, and a moment for the lists by capability."""
         await asyncio.wait({self.tried}, timeout=within)
-        await self._lists_by_capability.known(self._hub.limits.listing_seconds)
+        await self._lists_by_capability.wait_listed(self._hub.limits.listing_seconds)
 
     def adjust(self, settings: ServerSettings) -> None:
         """Apply settings that need no new link."""
@@ -625,8 +625,8 @@ class Reconnector:
         try:
             await link.handshake(self._known_era())
             guard = ToolGuard(link, self._hub.review, lambda: self._listing)
-            link.recheck, link.may_send = guard.look, guard.may_send
-            await guard.look()
+            link.recheck, link.may_send = guard.read_tools, guard.may_send
+            await guard.read_tools()
             await self._log_level_sync.prepare(link)
         except (Fault, ConnectFailed) as failed:
             await link.aclose()
@@ -721,7 +721,7 @@ class Reconnector:
         self._schedule.announce_elsewhere(topics, asyncio.get_running_loop().time())
         self._wake()  # also if they are stale already: they may be due sooner now
 
-    def asked_elsewhere(self) -> None:
+    def note_callers_elsewhere(self) -> None:
         """Another node found that the server's questions do not name their call."""
         if self._pool is not None:
             self._pool.divide_by_program()

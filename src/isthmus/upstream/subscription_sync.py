@@ -47,9 +47,9 @@ class SubscriptionSync:
     ) -> None:
         """Subscribe a link to these resources and call `then` for each; a refusal is only logged."""
         for start in range(0, len(uris), SUBSCRIBE_AT_ONCE):
-            await asyncio.gather(*(self._ask(link, uri, then) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
+            await asyncio.gather(*(self._subscribe(link, uri, then) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
 
-    async def _ask(self, link: SubscriptionLink, uri: str, then: Callable[[str], None]) -> None:
+    async def _subscribe(self, link: SubscriptionLink, uri: str, then: Callable[[str], None]) -> None:
         fault = await self._subscriptions.subscribe(link, uri)
         if fault is not None:
             level = log.debug if isinstance(fault, NotConnected) else log.warning
@@ -160,12 +160,12 @@ class LogLevelSync:
         """Set a link's level at once, or after its pending request; its server may have forgotten it."""
         if link in self._asking:
             self._due.add(link)
-        elif (own_request := self._ask(link)) is not None:
+        elif (own_request := self._send_level(link)) is not None:
             asking = self._background.spawn(f"log level of {self._server}", self._follow(link, own_request))
             self._asking[link] = asking
             self._levels.track(self._server, asking)
 
-    def _ask(self, link: BaseLink) -> HubRequest | None:
+    def _send_level(self, link: BaseLink) -> HubRequest | None:
         """The request that was sent; None if there is nothing to set."""
         self._due.discard(link)
         level = self._levels.lowest
@@ -179,7 +179,7 @@ class LogLevelSync:
                 except Fault as fault:
                     level = log.debug if isinstance(fault, NotConnected) else log.warning
                     level("server refused a log level", server=self._server, reason=fault.message)
-                own_request = self._ask(link) if link in self._due else None
+                own_request = self._send_level(link) if link in self._due else None
         finally:
             del self._asking[link]
             self._due.discard(link)

@@ -67,7 +67,7 @@ async def test_a_hub_that_does_not_read_is_crowded_and_then_given_up() -> None:
 
 async def test_it_ends_once() -> None:
     wire = Wire(100, 1000)
-    wire.ended("first")
-    wire.ended("second")
+    wire.connection_ended("first")
+    wire.connection_ended("second")
     wire.fail("third")
     assert await wire.over == "first"

@@ -44,7 +44,7 @@ class SocketRecorder:
     def flush(self) -> None:
         self.drained.set()
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         self.reasons.append(reason)
         if self.channel is not None:
             self.left = {offset: self.channel.has_left(offset) for offset in self.offsets}

@@ -639,7 +639,7 @@ async def test_a_subscription_that_the_server_ends_before_any_event_is_requested
         assert [watched(said) for said in pipe.said()] == [["file:///a"]] * 2
         line.read(acknowledged(2))
         await subscribing
-    line._listen_requests.ended(1)  # which was over long ago
+    line._listen_requests.subscription_ended(1)  # which was over long ago
     assert not line._listen_requests._missed_changes
 
 

@@ -623,7 +623,7 @@ def answer(stage: Stage, asked: Call, result: object) -> list[ServerTask]:
     inflight, listener = stage.start(asked)
     CallWaiter(inflight).result(raw(result))
     assert len(listener.ends) == 1
-    return stage.hub.tasks.of(ANYONE)
+    return stage.hub.tasks.tasks_for(ANYONE)
 
 
 def about(id: str, kind: Kind = "task") -> Call:

@@ -747,7 +747,7 @@ async def test_a_call_that_is_withdrawn_while_its_stream_is_away_is_not_asked_fo
     teller, told = await held.request()
     assert told["params"]["requestId"] == asked["id"]
     await teller.say(ACCEPTED)
-    held.link._ask_for_rest(post)  # its time has come
+    held.link._request_rest(post)  # its time has come
     assert (held.link._resumes, post.ticket is not None and post.ticket.may_have_left) == ({}, True)
     assert held.server.waiting() == 0
 

@@ -99,7 +99,7 @@ class TenantCalls:
         self._known = NO_TENANTS.known
         self._under_way: dict[str, int] = {}
 
-    def know(self, tenants: Tenants, names: set[str]) -> None:
+    def configure(self, tenants: Tenants, names: set[str]) -> None:
         """Use these settings from now on; `names` are the tenants that are known to call."""
         self._known = tenants.known
         self.are_several = self.are_several or len(names | set(tenants.known)) > 1

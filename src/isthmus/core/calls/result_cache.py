@@ -75,7 +75,7 @@ class ResultCache:
                 self._forget(key)
         return None
 
-    def keep(
+    def store(
         self, inflight: InFlight, outcome: Outcome, seconds: float, now: float, changes: int | None = None
     ) -> None:
         """Cache how a call ended, if allowed: for the operator's time, else the server's.

@@ -492,13 +492,13 @@ class InFlight:
         else:  # a server that was never listed has no routes, but a fault may name it
             server = outcome.server if isinstance(outcome, Fault) else None
         seconds = perf_counter() - self._began
-        recorder.ended(self, server, outcome, seconds)
-        if recorder.audit_gate is None:
+        recorder.call_ended(self, server, outcome, seconds)
+        if recorder.strict_audit is None:
             self.deliver(outcome)
         else:
             self.outcome, self.is_sealed = None, True
             self._bucket = None  # an answer that arrives while it is being written must not start the clock
-            recorder.audit_gate.ended(self, server, outcome, seconds)
+            recorder.strict_audit.call_ended(self, server, outcome, seconds)
         return True
 
     def deliver(self, outcome: Outcome) -> None:
@@ -516,7 +516,7 @@ class InFlight:
             if self.server_queue is not None:
                 self.server_queue.question_closed(self)
             for asked in questions:
-                asked.ended(self, outcome)
+                asked.call_ended(self, outcome)
         try:
             self.exchange.end(outcome)
         except Exception:  # one caller's broken exchange must not affect the link, which serves others
@@ -695,7 +695,7 @@ class OpenQuestion:
         if self._close() is not None:
             self._retract()
 
-    def ended(self, inflight: InFlight, outcome: Outcome) -> None:
+    def call_ended(self, inflight: InFlight, outcome: Outcome) -> None:
         """A call that it may concern has ended."""
         if inflight in self._waiting:
             self._waiting.remove(inflight)

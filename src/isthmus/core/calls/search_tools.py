@@ -159,9 +159,9 @@ class ToolSearch:
         entry.view = view
         work = partial(entry.run, view, snapshot, query, limit, server, tag)
         done = self._loop.run_in_executor(self._searching if is_ready else self._building, work)
-        done.add_done_callback(partial(self._found, view, then))
+        done.add_done_callback(partial(self._deliver, view, then))
 
-    def _found(
+    def _deliver(
         self,
         view: View,
         then: Callable[[View, list[str] | BaseException], None],

@@ -245,9 +245,9 @@ class TaskEngine:
 
     def _start_facts(self, live: LiveTask) -> tuple[Fact, ...]:
         """The audit fact that the call starts, if the record being written stands for sending it."""
-        if live.writing_send is None or live.call is None or (audit_gate := self._hub.audit_gate) is None:
+        if live.writing_send is None or live.call is None or (strict_audit := self._hub.strict_audit) is None:
             return ()
-        return (audit_gate.start_fact(live.call, live.record.id),)
+        return (strict_audit.start_fact(live.call, live.record.id),)
 
     def _write_facts_alone(self, live: LiveTask) -> None:
         """Write a task's audit facts although no record follows."""

@@ -128,7 +128,7 @@ class AgentCards:
     """Writes cards; `settings` may be replaced at any time.
 
     `address` returns the hub's base URL, `needs_key` whether callers need a key now; callers with a key see more.
-    `gives_tokens` returns whether a caller can exchange its key for a token now; `token_urls` are the token endpoints
+    `issues_tokens` returns whether a caller can exchange its key for a token now; `token_urls` are the token endpoints
     of trusted issuers.
     """
 
@@ -140,7 +140,7 @@ class AgentCards:
         address: Callable[[], str],
         needs_key: Callable[[], bool],
         now: Callable[[], float],
-        gives_tokens: Callable[[], bool] = lambda: False,
+        issues_tokens: Callable[[], bool] = lambda: False,
         token_urls: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._hub = hub
@@ -148,7 +148,7 @@ class AgentCards:
         self._version = version
         self._address = address
         self._needs_key = needs_key
-        self._gives_tokens = gives_tokens
+        self._gives_tokens = issues_tokens
         self._token_urls = token_urls
         self._now = now
         self._since: OrderedDict[tuple[str, Caller | None], tuple[bytes, int]] = OrderedDict()

@@ -485,13 +485,13 @@ class _A2aRpcRequest(_A2aHttpRequest):
         version = version_of(_text(self._fields.get(VERSION_FIELD)), named_version)
         if isinstance(request, Notification):
             return self._refuse_notification(request, version)
-        recognised = recognize_dialect(request.method, request.params, version)
-        if isinstance(recognised, A2aProblem):
-            return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognised)
-        if isinstance(recognised, AmbiguousDialect):
-            recognised = recognised.settle(await self._recorded(recognised.task))
-        dialect = DIALECTS[recognised]
-        self._is_0_1 = recognised == "0.1"
+        recognized = recognize_dialect(request.method, request.params, version)
+        if isinstance(recognized, A2aProblem):
+            return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognized)
+        if isinstance(recognized, AmbiguousDialect):
+            recognized = recognized.settle(await self._recorded(recognized.task))
+        dialect = DIALECTS[recognized]
+        self._is_0_1 = recognized == "0.1"
         reading = partial(dialect.read, request.method, request.params)
         operation = await offload(len(body), reading, over=DECODED_BYTES, owner=self._caller) if is_long else reading()
         if await self._forwarded(operation, body):

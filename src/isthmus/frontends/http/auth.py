@@ -439,7 +439,7 @@ class Authenticator:
                 if request["method"] not in SAFE_METHODS and not has_csrf_token(session, fields):
                     return Denied(403, "A request of a signed-in page needs the session's X-Csrf-Token.")
                 fields = {**fields, b"authorization": session.authorization}
-        return self.know(fields, frontend, request)
+        return self.identify(fields, frontend, request)
 
     def caller_of(self, fields: Fields, request: Request) -> Caller | None:
         """The caller of a request, for counting; a wrong credential does not count as an attempt here."""
@@ -464,7 +464,7 @@ class Authenticator:
             return None
         return preflight_lines(fields)
 
-    def know(self, fields: Fields, frontend: FrontendName, request: Request | None = None) -> Caller | Denied:
+    def identify(self, fields: Fields, frontend: FrontendName, request: Request | None = None) -> Caller | Denied:
         """The same by the credential alone, for transports that browsers cannot use (no Host or Origin)."""
         known = self._identify(fields)
         if known is None and request is not None and self.prove is not None:

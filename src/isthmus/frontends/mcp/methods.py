@@ -538,7 +538,7 @@ class LegacyTaskList:
         """The caller's tasks of these servers at this node, by number. The states of running ones are queried."""
         found = [
             task
-            for task in self._hub.tasks.of(self._caller, self._session)
+            for task in self._hub.tasks.tasks_for(self._caller, self._session)
             if task.number > after
             and task.server in servers
             and tasks.is_listed(task.session, self._caller, self._session)

@@ -251,7 +251,7 @@ class DeviceConnection:
 
     # -- closing ---------------------------------------------------------------------------------------------------
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """The device has disconnected."""
         self._end()
 

@@ -122,7 +122,7 @@ class _IgnoreMessages:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         pass
 
 

@@ -310,7 +310,7 @@ class AgentLink(BaseLink):
         headers = {**(more or {}), **self._headers, **own}
         return request_head(outgoing.verb, contact.target(outgoing.path), contact.origin, headers), outgoing.body
 
-    def over(self, remote_task: RemoteTask) -> None:
+    def remote_task_ended(self, remote_task: RemoteTask) -> None:
         """See `RemoteTaskLink`."""
         self._remote_tasks.discard(remote_task)
 

@@ -160,7 +160,7 @@ class RemoteTaskLink(Protocol):
     def cancel_task(self, task: str) -> None:
         """Cancel a task; the response is ignored."""
 
-    def over(self, remote_task: RemoteTask) -> None:
+    def remote_task_ended(self, remote_task: RemoteTask) -> None:
         """A remote task has ended."""
 
 
@@ -269,7 +269,7 @@ class HttpExchange:
             self._read_whole(b"".join(self._chunks))
         else:
             self._is_done = True
-            self._owner.ended()
+            self._owner.stream_ended()
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection was lost before the body was complete."""
@@ -459,7 +459,7 @@ class RemoteTask:
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def ended(self) -> None:
+    def stream_ended(self) -> None:
         """The stream ended before the task."""
         if self._is_given_up:
             self._stop()
@@ -642,7 +642,7 @@ class RemoteTask:
         if self._exchange is not None:
             self._exchange.abandon()
             self._exchange = None
-        self._link.over(self)
+        self._link.remote_task_ended(self)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -654,7 +654,7 @@ class RemoteTask:
         if self._exchange is not None:
             self._exchange.leave()
             self._exchange = None
-        self._link.over(self)
+        self._link.remote_task_ended(self)
         # The call and this object refer to each other; without the cycle both are freed at once.
         self._inflight.carriage = None
         if isinstance(outcome, Result):
@@ -697,7 +697,7 @@ class CancelRequest:
         """The agent responded."""
         self.end()
 
-    def ended(self) -> None:
+    def stream_ended(self) -> None:
         """The response is over."""
         self.end()
 

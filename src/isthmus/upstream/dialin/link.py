@@ -479,8 +479,8 @@ class DialInLink(BaseLink):
         if id == self._reported_id and not self.lost.done() and self._can_reply():
             self._say(jsonrpc.request(int(id), self.dialect.probe, self.dialect.params()))
 
-    def _take(self, id: Payload | None) -> PendingRequest | None:
-        request = self.requests.take(id)
+    def _match_request(self, id: Payload | None) -> PendingRequest | None:
+        request = self.requests.pop(id)
         if id is not None and self._unread:
             with suppress(ValueError):
                 answered = int(bytes(id))  # the server has read all earlier messages, too

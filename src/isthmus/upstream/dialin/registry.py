@@ -114,7 +114,7 @@ class DialInRegistry:
 
     def servers(self) -> tuple[DialledServer, ...]:
         """See `frontends.relay.http.DialInPort`."""
-        seated = [agent_server.shown() for agent_server in self._servers.values()]
+        seated = [agent_server.status() for agent_server in self._servers.values()]
         coming = [
             DialledServer(agent.key, label, link.server, "connecting", link.came, reason=COMING, client=link.client)
             for agent in set(self._links.values())
@@ -207,7 +207,7 @@ class DialInRegistry:
         limits = self._hub.limits
         link = DialInLink(name, self._me, limits, channel, claim, self._came, is_muxed=is_muxed, announced=announced)
         link.on_task, link.on_progress = self._hub.tasks.notified, self._hub.tasks.progressed
-        link.on_gone = partial(self._gone, link)
+        link.on_gone = partial(self._link_ended, link)
         link.came = self._now() if announced is None else announced.came
         self._links[link] = agent
         return link
@@ -315,7 +315,7 @@ class DialInRegistry:
                 first = link.announced.first or link.announced.came
                 agent_server = self._new_agent_server(agent, server_id, first, ServerName(link.announced.name))
         agent_server.is_named = is_named
-        agent_server.take(link)
+        agent_server.use_link(link)
         agent.add(agent_server)
         _send_name(agent_server, link)
 
@@ -366,7 +366,7 @@ class DialInRegistry:
 
     # -- disconnecting ---------------------------------------------------------------------------------------------
 
-    def _gone(self, link: DialInLink) -> None:
+    def _link_ended(self, link: DialInLink) -> None:
         """A link has ended."""
         agent = self._links.pop(link)
         self._has_come(agent, link)
@@ -392,7 +392,7 @@ class DialInRegistry:
         if agent_server.has_fewer_tools():
             agent_server.agent.look_at_trimmed(agent_server)
         if self._remembered is not None and not self._is_closing and not agent_server.is_elsewhere:
-            self._remembered.keep(agent_server.record(self._now()))
+            self._remembered.store(agent_server.record(self._now()))
         agent_server.agent.notify()
         self.on_stood(agent_server)
 
@@ -485,10 +485,10 @@ class DialInRegistry:
         self._servers[name] = agent_server
         agent_server.reconnector = reconnector
         if link is None:
-            reconnector.remember(listing, abilities, why)
+            reconnector.list_stored(listing, abilities, why)
         else:
             link.listing = listing
-            reconnector.take(link)
+            reconnector.use_link(link)
             _send_name(agent_server, link)
         agent_server.agent.changed()
 
@@ -524,7 +524,7 @@ class DialInRegistry:
         agent_server = self._new_agent_server(agent, record.server_id, record.came, record.name)
         agent_server.is_named, agent_server.title = record.is_named, record.title
         agent_server.offered = len(record.listing.tools)
-        agent_server.reconnector.remember(
+        agent_server.reconnector.list_stored(
             record.listing, record.abilities, "it has not dialled in since the hub was started"
         )
         agent_server.since = self._away[agent_server] = record.seen

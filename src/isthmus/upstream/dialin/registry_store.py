@@ -115,7 +115,7 @@ class RegistryStore:
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    def keep(self, record: ServerRecord) -> None:
+    def store(self, record: ServerRecord) -> None:
         """Store a record soon."""
         self._put(record.key, record)
 
@@ -153,7 +153,7 @@ class RegistryStore:
         """The document to write; None if nothing changes."""
         known = self._known.get(key)
         body = None if record is None else _encode_record(record)
-        if body is not None and not self._take_room(key[0], known, len(body)):
+        if body is not None and not self._reserve(key[0], known, len(body)):
             log.warning("a dial-in server is too large to be stored", agent=key[0], size_bytes=len(body))
             body = None
         if body is None or record is None:
@@ -163,7 +163,7 @@ class RegistryStore:
             return None
         return Document(KIND, *key, 1 if known is None else known.version + 1, record.seen, body, state=state)
 
-    def _take_room(self, agent: str, known: _StoredRecord | None, size_bytes: int) -> bool:
+    def _reserve(self, agent: str, known: _StoredRecord | None, size_bytes: int) -> bool:
         """Reserve room for a document; returns whether there is room."""
         more_bytes, more = (size_bytes, 1) if known is None else (size_bytes - known.size_bytes, 0)
         bytes_taken, taken = self._promised

@@ -79,7 +79,7 @@ class Hears:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         pass
 
 

@@ -171,7 +171,7 @@ async def test_hubs_behind_the_agent_are_known_by_its_card(scene: Scene) -> None
 
 async def test_an_agent_knows_nothing_of_mcp(scene: Scene) -> None:
     with pytest.raises(NotConnected, match=r"does not know resources/subscribe"):
-        await scene.link.ask("resources/subscribe", b"{}")
+        await scene.link.request("resources/subscribe", b"{}")
     assert scene.link.abilities() == {"tools"}
     scene.link.listen()
     assert scene.agent.asked == []

@@ -386,4 +386,4 @@ async def test_a_ping_needs_no_answer_and_a_question_gets_none(scene: Scene) -> 
     await scene.link.ping(0.0)
     scene.link.listen()
     with pytest.raises(NotConnected):
-        await scene.link.ask("ping", b"{}")
+        await scene.link.request("ping", b"{}")
