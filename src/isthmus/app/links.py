@@ -79,7 +79,7 @@ class Links:
         """`tasks` receives the task states that servers report themselves.
 
         `client_caps` are declared to every server for all callers, so that all see the same list.
-        Without `logins` servers are shown their headers and nothing else.
+        Without `logins` servers receive only their configured headers.
         """
         self.limits = limits
         self._client_caps = client_caps

@@ -102,7 +102,7 @@ async def log_in(
 
 
 def _terms(wanted: LoginOptions) -> tuple[str, OAuthSettings]:
-    """The server's address and the login settings for this name."""
+    """The address and the login settings of a server."""
     server = wanted.server
     reach = server.reach
     if isinstance(reach, StdioSettings | PythonSettings | TargetHttpSettings):

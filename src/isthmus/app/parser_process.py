@@ -1,9 +1,9 @@
-"""Has long messages read in a process of its own: whatever parses megabytes at once would hold the event loop.
+"""Reads long messages in a process of their own: parsing megabytes at once would block the event loop.
 
-One process serves a hub. It starts when the first long message arrives, which the hub still reads itself, and ends when
-it is idle. If it dies, a message that it was reading is read by the next one; a message with which it dies twice, or
-that takes too long, is refused. Callers take turns. Without a process, the hub reads long messages itself, in passes
-(`core.event_loop`). `RunningHub` owns it.
+One process serves a hub. It starts with the first long message, which the hub still reads itself, and ends when it is
+idle. If it dies, the next process reads its message; a message with which it dies twice, or that takes too long, is
+refused. Callers take turns. Without a process, the hub reads long messages itself, in passes (`core.event_loop`).
+`RunningHub` owns it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ATTEMPTS_MAX = 2
 """How many processes may die with one message."""
 
 SLICE_BYTES = 256 * 1024
-"""What is written in one turn of the event loop."""
+"""Bytes that are written in one turn of the event loop."""
 
 
 class _Reading:
@@ -70,7 +70,7 @@ class LongReader:
         self._waiting = 0
         self._current: _Reading | None = None
         self._process: _Process | None = None
-        """Once it is ready."""
+        """Set once the process is ready."""
         self._task: asyncio.Task[object] | None = None
         self._changed = asyncio.Event()
         self._retry_at = 0.0
@@ -205,7 +205,7 @@ class LongReader:
 
 
 class _Process:
-    """One process, asked one thing at a time."""
+    """One process; it does one job at a time."""
 
     channel: ProcessChannel
 

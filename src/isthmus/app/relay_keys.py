@@ -45,7 +45,7 @@ KEY_LENGTH_MIN = 16
 
 KEY_FILE_BYTES = 4096
 REVOKED_BYTES = 16 * 1024 * 1024
-"""Some million ids; the command line never writes a longer file."""
+"""Room for some million ids; the command line never writes a longer file."""
 
 LOOK_SECONDS = 0.25
 """How long a check may use cached data: thousands of sockets are checked at once."""
@@ -132,7 +132,7 @@ class NoTokens:
         return False
 
     def is_valid(self, _: Claim) -> bool:
-        """False: the key that proved it is gone."""
+        """False: without a key nothing can be proven."""
         return False
 
 

@@ -34,7 +34,7 @@ STEP_SECONDS = 0.1
 """How long file system events are collected; also how often the watching thread wakes up."""
 
 STORED_LOOK_SECONDS = 0.2
-"""How often it is checked whether a new version was stored in the database; the check reads memory."""
+"""How often the hub checks for a new version in the database; the check reads memory."""
 
 QUIET_SECONDS = 0.2
 """How long files must stay unchanged before they are read: many programs write in several steps."""

@@ -60,9 +60,9 @@ class ServedServer:
     """Which server a session offers, and to whom."""
 
     me: Implementation
-    """How it is introduced."""
+    """Its name and version for the other hub."""
     caller: Caller
-    """The other hub; what is no call is its own."""
+    """The other hub; everything but calls belongs to it."""
     surface: Surface
     resolve_caller: Callable[[Members], CallOrigin]
     """Returns the caller of a call from its `_meta`."""

@@ -34,7 +34,7 @@ from isthmus.upstream.server_settings import (
 )
 
 SLOW_SECONDS = 5.0
-"""A slower start keeps people waiting; clients give up after about ten seconds."""
+"""A slower start is reported: people wait, and clients give up after about ten seconds."""
 
 CERTIFICATE_ENV = '"env": {"SSL_CERT_FILE": "${SSL_CERT_FILE}"} (Node.js: NODE_EXTRA_CA_CERTS)'
 """How a server gets the certificates of a company's proxy: it has only the variables of its entry and ten harmless
@@ -279,7 +279,7 @@ def check_server(report: ServerReport, entry: ConfiguredServer | None) -> list[D
 
 
 def fix_of(status: ServerStatus, entry: ConfiguredServer | None) -> str | None:
-    """What to do about a server that cannot be used; None if it can be, and if its reason does not tell."""
+    """How to fix a server that cannot be used; None if it works, or if its reason tells no fix."""
     if status.state not in FAILED:
         return None
     report = ServerReport(status.server, status.state, status.reason, said=status.detail)
@@ -360,7 +360,7 @@ def _fix_process(code: FindingCode, report: ServerReport, entry: ConfiguredServe
         # By hand it may work: a shell has variables that the hub does not pass on.
         return f"in {entry.place}, give it this machine's certificates: {CERTIFICATE_ENV}"
     if code is DIED:
-        # Each word by itself: quoting would change a secret that has quotes.
+        # Redact each word by itself: quoting would change a secret that has quotes.
         words = [(word, redact(word)) for word in (reach.command, *reach.args)]
         command = " ".join(shlex.quote(word) if word == shown else shown for word, shown in words)
         return f"run it by hand and read its output: {command}"

@@ -134,7 +134,7 @@ class ValidationWorker:
             waiting.then(inflight)
 
     async def _validate(self, schema: bytes, arguments: bytes) -> str | None:
-        """What is wrong with the arguments, or None.
+        """The error in the arguments, or None.
 
         Raises:
             TimeoutError: it took too long.
@@ -161,7 +161,7 @@ class ValidationWorker:
 
 
 class _Process:
-    """One worker process, asked one thing at a time."""
+    """One worker process; it does one check at a time."""
 
     channel: ProcessChannel
 

@@ -51,7 +51,7 @@ ASKABLE = frozenset(["elicitation", *(f"elicitation.{mode}" for mode in QUESTION
 """What a command that answers questions declares to servers, as the REST frontend reads it."""
 
 NO_WAIT_SECONDS = 0.001
-"""A limit must be positive; `--wait 0` means this."""
+"""The wait for `--wait 0`, since a limit must be positive."""
 
 NOTICE_SECONDS = 1.0
 """After this long, a person wants to know which servers the command is waiting for."""
@@ -143,7 +143,7 @@ class WrittenLists(ServerListFiles):
     """
 
     async def read(self, key: str) -> bytes | None:
-        """Know nothing."""
+        """No stored list is used."""
         return None
 
 

@@ -58,7 +58,7 @@ StoredTables: TypeAlias = tuple[int, Mapping[str, object]]
 
 NODE_TABLES = (CLUSTER, STORAGE, LOG)
 NODE_SETTINGS = ("host", "port", "state")
-"""Of `[hub]`: what each node of a cluster has for itself, if the rest is in the database."""
+"""Keys of `[hub]` that each node of a cluster sets itself, if the rest of the configuration is in the database."""
 
 _NEEDED = (CALLERS, TENANTS, ISSUERS, EXTENSIONS, APPROVALS, BUDGETS)
 """Tables whose absence would lift restrictions."""
@@ -115,12 +115,12 @@ def _joined(document: Document, tables: Mapping[str, object]) -> dict[str, objec
 
 
 def local_settings(table: Mapping[str, object]) -> list[str]:
-    """The settings in a table that belong to one node, and not into the database of a cluster."""
+    """The settings in a table that belong to one node, not to the database of a cluster."""
     return sorted(_outside(table, keeps=False))
 
 
 def _outside(table: Mapping[str, object], *, keeps: bool) -> Iterator[str]:
-    """Paths of the settings of a node; if it `keeps` those, of all others."""
+    """Paths of the settings that belong to one node; with `keeps`, of all others."""
     for root, value in table.items():
         if root == HUB and isinstance(value, dict):
             yield from (f"{root}.{key}" for key in value if (key in NODE_SETTINGS) != keeps)

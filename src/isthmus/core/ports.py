@@ -640,7 +640,7 @@ class StrictAudit(Protocol):
 
 
 class Recorder(Protocol):
-    """Hears of every call, on the path of the call: implementations neither format nor write."""
+    """Is called for every call, on the path of the call: implementations neither format nor write."""
 
     strict_audit: StrictAudit | None
     """None if calls do not wait for the audit log."""

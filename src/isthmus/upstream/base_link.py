@@ -129,7 +129,7 @@ class ChannelRequest(PendingRequest):
             self.frame = b""
 
     def break_off(self, *, is_dead: bool) -> bool:
-        """A living server may still read what was written; a dead one got only what had left."""
+        """A living server may still read what was written; a dead one received only what had left."""
         self.abandon()
         return self.frame is None and (not is_dead or self._channel.has_left(self.end))
 
@@ -180,7 +180,7 @@ class ChannelWriter:
             self.channel.write(self.frame(message))
 
     def can_reply(self) -> bool:
-        """Whether the server reads what it is sent. A server that asks without reading would fill our memory."""
+        """Whether the server reads its messages. Replies to a server that only sends would fill our memory."""
         return self.channel is not None and self.channel.buffered_bytes() <= HOLD_ABOVE_BYTES
 
 
@@ -204,7 +204,7 @@ GARBAGE_MAX = 10_000
 """Lines in a row that are not messages: more than any banner. Such a server is given up."""
 
 RELISTEN_SECONDS = 5.0
-"""Pause before a server that ended its subscription is asked for another one."""
+"""Pause before the hub subscribes again at a server that ended its subscription."""
 
 OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), "modern": frozenset({"tasks"})}
 """Abilities that a server of this era cannot have, whatever it declares."""
@@ -281,10 +281,10 @@ class BaseLink:
     """Gets the response of a modern server to a call."""
 
     can_ask = True
-    """Whether the server may ask callers something, and so may list and do more for callers that can be asked."""
+    """Whether the server may ask callers questions, and may therefore offer more to callers that can answer."""
 
     lists_by_client = True
-    """Whether lists are read separately for such callers; if not, every caller gets the same lists."""
+    """Whether lists are read separately for these callers; if not, all callers get the same lists."""
 
     takes_methods = False
     """Whether the server accepts any MCP method, not only tool calls."""
@@ -305,10 +305,10 @@ class BaseLink:
     """Whether a call may be sent on this link, where its tool may differ from what the caller saw."""
 
     fence: Callable[[], str | None] | None = None
-    """Says why calls may no longer be sent, where this node may lose the right to; None while it has it."""
+    """For a program that one node may run: why this node must not send calls any more; None while it may."""
 
     knows_era = True
-    """Whether the server's era is known from this link; another node speaks its own."""
+    """Whether this link tells the server's era; a link to another node does not."""
 
     knows_callers = False
     """Whether it leads to a node of the cluster, which knows callers by name."""
@@ -350,7 +350,7 @@ class BaseLink:
         self.redact: Callable[[str], str] = str
         """Removes the link's credentials from a text; a server may repeat them."""
         self.login_hint: Callable[[], str] = str
-        """Tells how a person logs in at the server; empty if that is impossible."""
+        """Returns how a person logs in at the server; empty if that is impossible."""
         self.on_lost: Callable[[str], None] = _ignore
         self.on_gone: Callable[[], None] = _ignore
         """Called last when the link is lost; the registry of servers that dial in removes the link then."""
@@ -429,7 +429,7 @@ class BaseLink:
         self._say(jsonrpc.notification(method, params), about=about)
 
     def _can_reply(self) -> bool:
-        """Whether the server reads what it is sent. A server that asks without reading would fill our memory."""
+        """Whether the server reads its messages. Replies to a server that only sends would fill our memory."""
         return self._writer is not None and self._writer.can_reply()
 
     def may_have_run(self, inflight: InFlight) -> bool:
@@ -445,7 +445,7 @@ class BaseLink:
             self._note_abandoned(inflight)
             id = request.wire_id or str(request.id).encode()
             self._notify(CANCELLED, cancelled_params(id, reason), request)
-            if is_hidden_task(inflight):  # its caller does not know of it
+            if is_hidden_task(inflight):  # the caller does not know of this task
                 params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
                 self._dispatch(self.requests.next_id(), CANCEL, params, IgnoredResponse())
         request.abandon()
@@ -474,7 +474,7 @@ class BaseLink:
         return own_request
 
     async def answered(self, own_request: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
-        """Wait for the result of a request. Raises as `ask` does."""
+        """Wait for the result of a request. Raises the same faults as `request`."""
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(within):
@@ -788,7 +788,7 @@ class BaseLink:
             self.requests.break_off(self.server, reason, is_dead=is_dead)
 
     def _fail(self, reason: str) -> None:
-        """Give the channel up, and everything that is pending on it."""
+        """Close the channel; everything that is pending on it fails."""
         self._on_broken(reason)
         if self._writer is not None and self._writer.channel is not None:
             self._writer.channel.kill()
@@ -826,7 +826,7 @@ class FollowerLink:
         self._link = link
         self._listens = listens
         self._ids: set[int] = set()
-        """Those of its open requests."""
+        """The ids of its open requests."""
         self._params = params
         self._modern_subscriptions = ModernSubscriptions(link.server, self._listen_to)
         self._listen_requests = ListenRequests(self)
@@ -871,10 +871,10 @@ class FollowerLink:
         return self._params(modern.write_listen_filter(modern.ListenFilter(frozenset(), tuple(uris))))
 
     def _expect_listening(self) -> None:
-        """Nothing waits for it."""
+        """No request of the hub waits for this."""
 
     def _listen_done(self, refusal: Fault | None = None) -> None:
-        """Nothing waits for it."""
+        """No request of the hub waits for this."""
 
     def stop(self) -> None:
         """The link is lost."""
@@ -938,7 +938,7 @@ class ListenRequests:
             self._active = None
             link._modern_subscriptions.closed()
         else:
-            return  # an earlier one that was replaced
+            return  # an earlier subscription that was replaced
         if not link.lost.done():
             self._missed_changes = True
             if self._next is None:

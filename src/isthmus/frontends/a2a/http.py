@@ -115,7 +115,7 @@ HELD_OPERATIONS = (
     ListPushConfigs,
     DeletePushConfig,
 )
-"""Operations on a task that only the node that runs it can do, or does better: others learn of its events later."""
+"""Operations that are forwarded to the node that runs the task: other nodes cannot do them, or see its events later."""
 
 OtherOperation: TypeAlias = GetTask | ListTasks | CancelTask | SubscribeToTask | GetExtendedCard | PushOperation
 
@@ -131,7 +131,7 @@ class A2aHttp:
         self._cards = cards
         self._streams: set[TaskStream] = set()
         self._callers: Container[Caller] | None = None
-        """The callers whose streams stay open; None for all."""
+        """Callers whose streams may stay open; None for all."""
         self._is_draining = False
 
     def is_at(self, path: str) -> bool:
@@ -189,9 +189,9 @@ class A2aHttp:
         return self.is_at(path) and not path.startswith(SETS_PATH)
 
     def _is_set_visible(self, name: str, admitted: Caller | Denied) -> bool:
-        """Whether a set exists, as far as this caller may know.
+        """Whether a set exists for this caller.
 
-        Without a key all names look alike: each has a card without tools.
+        Without a key, every name has a card without tools, so that names of sets do not leak.
         """
         if isinstance(admitted, Denied):
             return legal_server_name(name) == name
@@ -225,7 +225,7 @@ class A2aHttp:
         return [stream.caller for stream in self._streams]
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the streams of all other callers, and those that they are about to begin."""
+        """End the streams of all other callers, also streams that are just beginning."""
         self._callers = callers
         for stream in tuple(self._streams):
             if stream.caller not in callers:
@@ -272,7 +272,7 @@ def is_json(fields: Fields) -> bool:
 
 
 def last_word(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
-    """Which state of a task ends a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
+    """The task states that end a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
     return is_terminal if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
 
@@ -290,7 +290,10 @@ class A2aRequest:
         """The state of a 0.1 task in the response: the next message of the caller refers to it."""
 
     async def _do(self, dialect: Dialect, operation: Operation) -> Answered | LiveTask:
-        """Run an operation; the task of a streaming one is returned as it is. A failure of the journal is a problem."""
+        """Run an operation.
+
+        A streaming operation returns its task; a failure of the journal becomes a problem response.
+        """
         try:
             if isinstance(operation, SendMessage):
                 return await self._send(dialect, operation)

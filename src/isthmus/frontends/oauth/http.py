@@ -1,4 +1,4 @@
-"""OAuth over HTTP: `/oauth/token`, and the documents under `/.well-known/` by which clients find it, and the issuers.
+"""OAuth over HTTP: `/oauth/token`, and the documents under `/.well-known/` by which clients find it and the issuers.
 
 A token request is authenticated by the caller's name and key; the documents are public. If the hub needs no keys,
 all these paths return 404, because clients that find the documents try to log in.
@@ -49,7 +49,7 @@ Code: TypeAlias = Literal[
 
 
 Credentials: TypeAlias = tuple[tuple[str | None, str], ...]
-"""A name, if one was given, and a key."""
+"""A client's name, if it was given, and a key."""
 
 
 class TokenError(Struct, frozen=True):
