@@ -216,7 +216,7 @@ class Cluster:
         self.placed.open_link = self._remote.open_placed
         self.placed.join(running)
         share_loads(self.bus, running, own)
-        running.dialins.on_stood = self._own.note
+        running.dialins.on_stood = self._own.server_changed
         self._announced[HUB] = running.hub.id
         running.dialins.on_arriving, running.dialins.on_arrived = self._own.note_arriving, self._own.note_arrived
         running.on_configured = self._announce_configuration

@@ -122,7 +122,7 @@ class OwnServers:
         bus.serve(SERVER, self._open)
         bus.respond(ALIVE, self._is_alive)
 
-    def note(self, agent_server: AgentServer) -> None:
+    def server_changed(self, agent_server: AgentServer) -> None:
         """A server's state has changed."""
         key = agent_server.agent.key, agent_server.server_id
         link = agent_server.reconnector.link
@@ -431,14 +431,14 @@ class RemoteServers:
             if not entry.is_placed:
                 self._look_soon(entry.key)
             elif self._own.placed is not None:
-                self._own.placed.note(node, entry.name, entry)
+                self._own.placed.set_owner(node, entry.name, entry)
         for key in change.lost:
             owners = self._owners.get(key, {})
             gone = owners.pop(node, None)
             if gone is not None and not gone.is_placed:
                 self._look_soon(key)
             elif gone is not None and self._own.placed is not None:
-                self._own.placed.note(node, gone.name, None)
+                self._own.placed.set_owner(node, gone.name, None)
             if not owners:
                 self._owners.pop(key, None)
         for number, server_id in change.arrived:

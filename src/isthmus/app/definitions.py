@@ -112,7 +112,7 @@ class DefinitionPins:
                 log.error("tool definitions can be neither stored nor approved", reason=str(error))
             else:
                 if self._file is not None:
-                    self.pins.learn(known)
+                    self.pins.replace_all(known)
                     if isinstance(self._file, DefinitionStore):
                         self._looked_up_to = self._file.last_read_approval()
                     self._follow(self._background)

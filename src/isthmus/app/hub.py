@@ -103,7 +103,7 @@ async def import_tools(modules: Mapping[Place, PythonSettings], functions: HubFu
         finding = place.finding(f"gives no tools: {why}")
         log.warning("configuration", finding=str(finding))
         notes.append(f"{finding.path} {finding.message}")
-    functions.settle(tuple(notes))
+    functions.all_loaded(tuple(notes))
 
 
 LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=True)
@@ -416,7 +416,7 @@ class RunningHub:
         secrets = {*call.headers.values(), *self._secrets_of(server)}
         secrets |= {json.dumps(secret)[1:-1] for secret in secrets}  # a text in a result is often JSON itself
         hidden = sorted((secret for secret in secrets if len(secret) >= SECRET_LENGTH_MIN), key=len, reverse=True)
-        logins = () if server is None else self.logins.known(server, call.caller)
+        logins = () if server is None else self.logins.logins_of(server, call.caller)
 
         def redact(text: str) -> str:
             for secret in hidden:

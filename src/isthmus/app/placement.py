@@ -199,7 +199,7 @@ class PlacedServers:
 
     # -- what other nodes say --------------------------------------------------------------------------------------
 
-    def note(self, node: NodeId, server: str, entry: NodeServer | None) -> None:
+    def set_owner(self, node: NodeId, server: str, entry: NodeServer | None) -> None:
         """Another node runs a program, or does so no longer."""
         placed = self._placed.get(ServerName(server))
         if placed is None:

@@ -297,7 +297,7 @@ async def start_local_hub(
     hub = LocalHub(running, pins, audit_log, lists)
     notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, hub.print_waiting)
     try:
-        await hub.running.hub.settle(EVERYTHING)
+        await hub.running.hub.wait_connected(EVERYTHING)
     except BaseException:
         await hub.aclose()
         raise

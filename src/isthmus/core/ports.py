@@ -182,7 +182,7 @@ class HubExchange:
 class FindingExchange(Protocol):
     """An exchange whose caller has a session, whose list of tools can grow."""
 
-    def found(self, names: Sequence[str]) -> None:
+    def tools_found(self, names: Sequence[str]) -> None:
         """The caller searched for tools and found these: its list has them from now on."""
 
 
@@ -226,7 +226,7 @@ class UnaskedExchange(Protocol):
 class ElicitationExchange(Protocol):
     """An exchange that can pass on `notifications/elicitation/complete`."""
 
-    def done(self, id: msgspec.Raw) -> None:
+    def elicitation_completed(self, id: msgspec.Raw) -> None:
         """The user has finished the URL elicitation that the server knows by this id."""
 
     def done_later(self) -> Callable[[msgspec.Raw], None] | None:

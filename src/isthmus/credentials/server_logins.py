@@ -601,7 +601,7 @@ class Logins:
             subject = Subject(caller.tenant, caller.name, caller.rights)
             self.subjects.note(subject, credential.decode("ascii", "replace"), until)
 
-    def known(self, server: ServerName, caller: Caller) -> list[Login]:
+    def logins_of(self, server: ServerName, caller: Caller) -> list[Login]:
         """The logins that a call of this caller may have used: the shared one, and the caller's own."""
         found = self._known.items()
         return [login for (slot, _), (_, login) in found if slot.server == server and slot.caller in ("", caller.name)]

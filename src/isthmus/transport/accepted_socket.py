@@ -339,7 +339,7 @@ class AcceptedSocket(SocketChannel):
             return
         reason, self._last_reason = self._last_reason, None
         self._end(reason)
-        self._settle()
+        self._mark_closed()
         if self.on_closed is not None:
             self.on_closed()
         self._loop.call_soon(self._untie)  # after what `_break_off` may still report

@@ -187,9 +187,9 @@ class SocketChannel(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._read_quota.finish()
         self._end(lost(exc))
-        self._settle()
+        self._mark_closed()
 
-    def _settle(self) -> None:
+    def _mark_closed(self) -> None:
         self._is_gone = True
         self._stop_clock()
         if self._closed is not None and not self._closed.done():

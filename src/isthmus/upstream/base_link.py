@@ -691,7 +691,7 @@ class BaseLink:
             if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
                 self.on_task(self.server, self.place, state)
         elif method == COMPLETED and (elicitation := params.get(ELICITATION_ID)) is not None:
-            self.questions.url_elicitations.done(elicitation)
+            self.questions.url_elicitations.completed(elicitation)
         elif method == LOGGED and (line := read_log(params)) is not None:
             # A line that names no call goes to the only caller with calls here, else to the operator.
             if not log_alone(line, self.requests.waiters()):

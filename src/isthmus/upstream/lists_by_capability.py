@@ -148,7 +148,7 @@ class ListsByCapability:
 
     # -- the server comes, changes and goes ------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def start(self) -> None:
         """The server is connected: read all lists again."""
         self._is_open = True
         for variant in self._of.values():

@@ -516,7 +516,7 @@ class Reconnector:
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
         if link.can_ask and link.lists_by_client:
-            self._lists_by_capability.open()
+            self._lists_by_capability.start()
         self._log_ready(link)
         self._log_cuts()
         self._log_level_sync.attend(link)
@@ -694,7 +694,7 @@ class Reconnector:
         """Whether lists for these capabilities can be read without a new link."""
         if self._link is None:
             return False
-        return self._link.dialect.era == "modern" or (self._pool is not None and self._pool.has(client_caps))
+        return self._link.dialect.era == "modern" or (self._pool is not None and self._pool.has_link_for(client_caps))
 
     def _plan_refresh(self) -> None:
         """Plan the next listing: when the first list expires, or after the usual time."""

@@ -63,7 +63,7 @@ class SubscriptionSync:
 
     def resume(self, link: BaseLink) -> None:
         """Subscribe the shared link to everything that callers follow; updates may have been missed until then."""
-        self._follow_soon(link, self.wanted(), self._missed)
+        self._follow_soon(link, self.followed_uris(), self._missed)
 
     def resume_own(self, link: BaseLink) -> None:
         """Repeat the subscriptions of a pool's link whose server has forgotten them."""
@@ -104,13 +104,13 @@ class SubscriptionSync:
         link.on_updated = self.updated
         link.on_gap = self.gap
 
-    def wanted(self) -> list[str]:
+    def followed_uris(self) -> list[str]:
         """All resources with subscribers."""
-        return self._subscriptions.wanted(self._server)
+        return self._subscriptions.shared_uris(self._server)
 
     def gap(self, link: SubscriptionLink | None = None) -> None:
         """Updates may have been missed: notify all subscribers."""
-        wanted = self.wanted() if link is None else self._subscriptions.subscribed(link)
+        wanted = self.followed_uris() if link is None else self._subscriptions.subscribed(link)
         for uri in wanted:
             self._missed(uri, link)
 

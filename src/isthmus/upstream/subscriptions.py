@@ -66,15 +66,15 @@ class LegacySubscriptions:
         if answer is None or answer.done():
             answer = self._wanted[uri] = asyncio.get_running_loop().create_future()
         self._subscribed.discard(uri)
-        self._settle(uri)
+        self._sync(uri)
         await _raised(answer)
 
     def drop(self, uri: str) -> None:
         """Unsubscribe."""
         _resolve(self._wanted.pop(uri, None), None)
-        self._settle(uri)
+        self._sync(uri)
 
-    def _settle(self, uri: str) -> None:
+    def _sync(self, uri: str) -> None:
         """Send a request if the wanted state differs from the server's."""
         if uri in self._under_way:
             return
@@ -110,7 +110,7 @@ class LegacySubscriptions:
                 _resolve(self._wanted.get(uri), None)
             else:
                 _resolve(self._wanted.pop(uri, None), refusal)
-        self._settle(uri)
+        self._sync(uri)
 
 
 class ModernSubscriptions:

@@ -278,11 +278,11 @@ class Sent(Spared):
         super().__init__()
         self.done_with: list[bytes] = []
 
-    def done(self, id: msgspec.Raw) -> None:
+    def elicitation_completed(self, id: msgspec.Raw) -> None:
         self.done_with.append(bytes(id))
 
     def done_later(self) -> Callable[[msgspec.Raw], None]:
-        return self.done
+        return self.elicitation_completed
 
 
 async def test_a_caller_with_a_failed_url_elicitation_learns_when_that_is_done() -> None:

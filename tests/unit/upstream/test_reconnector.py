@@ -110,7 +110,7 @@ async def test_lists_wait_for_a_reading_that_begins_after_news_of_another_node(k
     link.on_changed("tools")
     await began.wait()
     kept.supervisor.reconnectors[NAME].lists_changed(("tools",))
-    asked = asyncio.ensure_future(kept.hub.settle(EVERYTHING))
+    asked = asyncio.ensure_future(kept.hub.wait_connected(EVERYTHING))
     await asyncio.sleep(0)
     gate.set()
     async with asyncio.timeout(SECONDS):

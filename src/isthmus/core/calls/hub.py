@@ -486,7 +486,7 @@ class Hub:
         started = self.settling.keys() - self._relisted
         return [server for server, settling in self.settling.items() if settling in waits and server in started]
 
-    async def settle(
+    async def wait_connected(
         self, surface: Surface, *, within: float | None = None, until: Callable[[], bool] | None = None
     ) -> None:
         """Wait for the first connection attempts of servers without a cached list.
@@ -507,7 +507,7 @@ class Hub:
         servers = self.settling if surface.server is None else self.settling.keys() & {surface.server}
         if self.fleets is not None and surface.server is not None and surface.server in self.fleets:
             statuses, fleet = self.snapshot.server_statuses, self.fleets[surface.server]
-            servers = {server for server in self.settling if fleet.settings.has(statuses[server])}
+            servers = {server for server in self.settling if fleet.settings.matches(statuses[server])}
         began = {self.settling[server]: self.server_queues[server].opened_at for server in servers}
         return self._seconds_left(began, within)
 
@@ -523,7 +523,7 @@ class Hub:
     async def view(self, grants: Grants, surface: Surface) -> View:
         """What these permissions see, after waiting a moment for servers that start."""
         if self.settling:
-            await self.settle(surface)
+            await self.wait_connected(surface)
         if surface.set or grants.set:
             await in_passes(self.snapshot.variant_passes(grants, surface))
         return self.snapshot.view(grants, surface)
@@ -541,7 +541,7 @@ class Hub:
         With `within`, the wait ends so many seconds after a server was added.
         """
         if self.settling:
-            await self.settle(surface, within=within)
+            await self.wait_connected(surface, within=within)
         if client_caps and (waits := self._load_lists(caller, surface, client_caps, within)):
             await asyncio.wait(waits, timeout=max(waits.values()))
         if surface.set or caller.grants.set:

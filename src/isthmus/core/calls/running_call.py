@@ -411,7 +411,7 @@ class InFlight:
         if not isinstance(self.exchange, ElicitationExchange):
             return
         try:
-            self.exchange.done(id)
+            self.exchange.elicitation_completed(id)
         except Exception:  # as in `finish`
             log.exception("exchange failed to complete an elicitation", tool=self.call.name, **self.ids())
 

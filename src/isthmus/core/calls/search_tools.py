@@ -239,7 +239,7 @@ class SearchTools:
             now = self._search.hub.snapshot.view(call.caller.grants, call.surface, call.client_caps).routes
             routes = [route for name in found if (route := now.get(name)) is not None]
             if isinstance(inflight.exchange, FindingExchange) and not inflight.is_done:
-                inflight.exchange.found([route.exposed for route in routes])
+                inflight.exchange.tools_found([route.exposed for route in routes])
             inflight.finish(_search_result(wanted, routes, view))
 
         self._search.find(call, wanted.query, answer, limit=wanted.limit, server=wanted.server, tag=wanted.tag)

@@ -94,9 +94,9 @@ class Pins:
         """The last reported fingerprint of each withheld tool: servers list them again and again."""
         self._reported_counts: Counter[ServerName] = Counter(server for server, _, _ in self._reported)
         self._revision = 0
-        self.learn(known)
+        self.replace_all(known)
 
-    def learn(self, known: Mapping[PinKey, bytes]) -> None:
+    def replace_all(self, known: Mapping[PinKey, bytes]) -> None:
         """Replace all pins."""
         self._revision += 1
         self._known.clear()

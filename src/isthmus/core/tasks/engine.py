@@ -694,7 +694,7 @@ class TaskEngine:
             return
         if document is not None and document.is_elsewhere:
             self._give_up(live)
-            self._store.show(document)
+            self._store.view_of(document)
             return
         theirs = None if document is None else decode_or_log(document)
         if document is None or theirs is None:
@@ -883,7 +883,7 @@ class TaskEngine:
         """Notify listeners of tasks that other nodes change."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            for live in self._store.shown():
+            for live in self._store.followed():
                 if live.listeners and not live.record.is_terminal:
                     with suppress(OSError):
                         await self._look_again(live)
@@ -902,7 +902,7 @@ class TaskEngine:
         ):
             return
         try:
-            self._store.show(document)
+            self._store.view_of(document)
         except msgspec.MsgspecError as error:
             log.error("a stored task cannot be decoded", task=document.id, error=str(error))
 

@@ -437,14 +437,14 @@ class TaskStore:
         live = self.get(key)
         if live is None and document is not None and key not in self.deletes:
             if self._is_shared and document.holder != HERE:
-                return self.show(document)
+                return self.view_of(document)
             live = self.adopt(record_of(document))
             live.size_bytes = len(document.body or b"")
             live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_terminal
             self._cache.put(live)
         return live
 
-    def show(self, document: Document) -> LiveTask:
+    def view_of(self, document: Document) -> LiveTask:
         """A task that this node does not hold, as the journal has it now."""
         key, is_news = (document.owner, document.id), False
         if (live := self._shown.get(key)) is None:
@@ -459,7 +459,7 @@ class TaskStore:
             self.on_news(live)
         return live
 
-    def shown(self) -> list[LiveTask]:
+    def followed(self) -> list[LiveTask]:
         """Tasks that this node does not hold and that somebody looks at."""
         return list(self._shown.values())
 

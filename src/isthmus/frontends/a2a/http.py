@@ -21,7 +21,7 @@ from isthmus.frontends.a2a.planning import REQUEST_SET
 from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_settled, is_terminal, number_in, until_settled
-from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, shown, task_bytes
+from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, task_bytes, whole_task
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
 from isthmus.frontends.http.nodes import ALONE, Nodes
 from isthmus.frontends.http.request_cycle import (
@@ -155,7 +155,7 @@ class A2aHttp:
             self._refuse_caller(peer, path, admitted)
         elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-            await self._cards.show(peer, path, query, fields, admitted)
+            await self._cards.send(peer, path, query, fields, admitted)
         elif scope["method"] in ("GET", "HEAD") and path == KEYS_PATH:
             peer.answer(200, JSON + FRESH, await self.service.pushing.key_set())
         elif path in CARD_PATHS or path == KEYS_PATH:
@@ -437,11 +437,11 @@ class A2aRequest:
 
 
 def _write_sent(dialect: Dialect, record: TaskRecord, history_length: int | None) -> Payload:
-    return dialect.write_sent(shown(record), history_length)
+    return dialect.write_sent(whole_task(record), history_length)
 
 
 def _write_shown(write: Callable[[Task], Payload], record: TaskRecord) -> Payload:
-    return write(shown(record))
+    return write(whole_task(record))
 
 
 class _A2aHttpRequest(A2aRequest):
@@ -492,7 +492,7 @@ class _A2aRpcRequest(_A2aHttpRequest):
         if isinstance(recognized, A2aProblem):
             return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognized)
         if isinstance(recognized, AmbiguousDialect):
-            recognized = recognized.settle(await self._recorded(recognized.task))
+            recognized = recognized.resolve(await self._recorded(recognized.task))
         dialect = DIALECTS[recognized]
         self._is_0_1 = recognized == "0.1"
         reading = partial(dialect.read, request.method, request.params)
@@ -509,7 +509,7 @@ class _A2aRpcRequest(_A2aHttpRequest):
     def _refuse_notification(self, note: Notification, version: str | None) -> None:
         """Refuse a request without an id, or report another error in it."""
         found = recognize_dialect(note.method, note.params, version)
-        name = found.settle(None) if isinstance(found, AmbiguousDialect) else found
+        name = found.resolve(None) if isinstance(found, AmbiguousDialect) else found
         dialect = DIALECTS[error_dialect(note.method) if isinstance(name, A2aProblem) else name]
         read = name if isinstance(name, A2aProblem) else dialect.read(note.method, note.params)
         if not isinstance(read, A2aProblem):

@@ -92,7 +92,7 @@ class Hosted:
     def is_forgotten(self) -> bool:
         """Whether nobody who has left is still told anything."""
         hub = self.hub
-        return (hub._watchers, hub.subscriptions.wanted(SERVER), hub.levels._wanted) == ({}, [], {})
+        return (hub._watchers, hub.subscriptions.shared_uris(SERVER), hub.levels._wanted) == ({}, [], {})
 
 
 class Talk:
