@@ -76,7 +76,7 @@ class KeyFile:
 
         Raises:
             OSError: the file cannot be read; FileNotFoundError: it is gone.
-            StoreDamaged: the file is no list of keys, or others can write to it.
+            StoreDamaged: the file is not a list of keys, or others can write to it.
         """
         owners = (0, os.geteuid(), os.stat(self._state).st_uid)
         for place in (self.folder, self.path):

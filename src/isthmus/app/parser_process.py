@@ -329,6 +329,6 @@ def _answer_passes(
         yield
     try:
         answer: tuple[bool | None, Any] = load(pickled, texts, asked)
-    except Exception as error:  # noqa: BLE001 - a class of somebody else's, say; the hub can do the job itself
+    except Exception as error:  # noqa: BLE001 - for example a foreign class; the hub can do the job itself
         return None, str(error)
     return answer

@@ -157,7 +157,7 @@ _AGENT_FIXES = {
 WORKING = ("ready", "disabled")
 
 FAILED = ("retrying", "login", "away")
-"""States that somebody has to do something about; a server that is starting may yet succeed."""
+"""States that need a person's action; a server that is starting may still succeed."""
 
 
 class ServerReport(msgspec.Struct, frozen=True):

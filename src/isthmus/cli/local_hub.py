@@ -1,6 +1,6 @@
 """A hub that a command starts in this process, without a port: the same REST frontend, reached in memory.
 
-`cli.find_hub` opens it where no running hub is meant; `access` and `doctor` also look inside.
+`cli.find_hub` opens it where no running hub is used; `access` and `doctor` also look inside.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ Proof = tuple[dict[str, str], dict[str, str]]
 
 
 class NoClient(Exception):
-    """The hub is no client of this authorization server and cannot register; the message says what to do."""
+    """The hub is not a client of this authorization server and cannot register; the message says what to do."""
 
 
 def proof_of(client: OAuthClient, settings: OAuthSettings, server: ServerMetadata) -> Proof:

@@ -62,7 +62,7 @@ WRITING_SHARE = 0.9
 """The share of its lease, by its own clock, in which a node writes: clocks do not run equally fast."""
 
 SHARED_PATIENCE_SECONDS = 0.8
-"""How long reads and writes wait for a database that is away: callers are told within a second."""
+"""How long reads and writes wait for a database that is away: callers get an error within a second."""
 
 SLOW_SECONDS = 0.25
 """After this time without an answer to a read or write, the database is asked whether it lives."""

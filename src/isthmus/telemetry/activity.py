@@ -224,7 +224,7 @@ class RecentCalls:
         return CapturedText(text, len(whole), len(plain) > CAPTURED_LENGTH, text != plain[:CAPTURED_LENGTH])
 
     def _stop_capturing(self, why: str, by: Caller | None = None) -> None:
-        """Capture no more; the texts are kept for a while."""
+        """Stop capturing; the texts are kept for a while."""
         capture = self._capture
         assert capture is not None
         self._is_capturing = False

@@ -88,7 +88,7 @@ class OtlpSettings:
 
 
 def read_otlp(settings: TelemetrySettings, environment: Mapping[str, str], instance: str) -> OtlpSettings | None:
-    """The settings of the exporter; None if nobody asked for it. What the file says wins.
+    """The settings of the exporter; None if it is not configured. What the file says wins.
 
     Raises:
         OtlpUnusable: a variable has a value that the hub does not support.

@@ -661,7 +661,7 @@ class BaseLink:
     _is_garbage_logged = False
 
     def _on_request(self, request: Request) -> None:
-        """Pass a server's request, which names no call, to the caller it must be meant for."""
+        """Pass a server's request that names no call to the only possible caller."""
         if request.method in QUESTIONS and self.questions.client_caps:
             self.questions.note_question()
         self.questions.ask_only_caller(request, self._say)

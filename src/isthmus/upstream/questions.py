@@ -122,7 +122,7 @@ class ServerQuestions:
         self.on_question()
 
     def ask_only_caller(self, request: Request, say: Say) -> bool:
-        """Pass a request that names no call to the only caller it can be meant for.
+        """Pass a request that names no call to the only possible caller.
 
         Returns whether it is a question that arrived while there was no call. Some servers ask for the roots right
         after the handshake, before the call that the link was made for is sent. Such a question waits a moment for the

@@ -711,7 +711,7 @@ class Reconnector:
     def lists_changed(self, topics: Sequence[Topic]) -> None:
         """Another node found that these lists of the server have changed: lists wait until they are read here.
 
-        A caller that was told of the change there may ask here for the list.
+        A caller that was notified there may request the list here.
         """
         if self._link is None or not self.server_status.is_settled:
             return  # they are read when it connects

@@ -28,7 +28,7 @@ SUBSCRIBE_AT_ONCE = 1_000
 
 
 class SubscriptionSync:
-    """Subscriptions at one server. A named link is one of the pool; without a link, the shared one is meant."""
+    """Subscriptions at one server. A named link belongs to the pool; without a link, the shared one is used."""
 
     def __init__(self, hub: Hub, background: BackgroundTasks, server: ServerName) -> None:
         self._recall = hub.result_cache

@@ -63,7 +63,7 @@ log = structlog.get_logger(__name__)
 
 
 class Held(Enum):
-    """What a stage returns for a call that goes on elsewhere: its holder starts it again, lets it go on, or ends it."""
+    """What a stage returns for a call that continues elsewhere: its holder restarts, resumes or ends it."""
 
     HELD = "held"
 

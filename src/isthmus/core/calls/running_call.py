@@ -145,7 +145,7 @@ caller's own timeout, but `hard_seconds` holds. The call keeps its slot, as far 
 
 TASK_QUESTION_SECONDS = 7 * 24 * 3600.0
 """The same for a task, whose caller is not connected and may be a person who is away. That time does not count towards
-`hard_seconds`. A server with one slot is not kept from its other callers for so long."""
+`hard_seconds`. A server with one slot must not stay blocked for its other callers for so long."""
 
 
 STEPS_MAX = 32
@@ -318,7 +318,7 @@ class InFlight:
         return ids if span is None else {**ids, "trace_id": span.trace_id}
 
     def heartbeat(self) -> None:
-        """Restart the server's timeout after a sign of life, up to `hard_seconds` in all.
+        """Restart the server's timeout after a message about the call, up to `hard_seconds` in all.
 
         The timer is not touched: when it fires, it is set again for the rest.
         """
@@ -343,7 +343,7 @@ class InFlight:
         return total if held < 0 else total + at - held
 
     def emit(self, event: Event) -> None:
-        """Send an event to the caller, unless the call has ended. It is a sign of life."""
+        """Send an event to the caller, unless the call has ended. It restarts the timeout."""
         if self.outcome is not None:
             return
         self.heartbeat()
@@ -445,13 +445,13 @@ class InFlight:
                 self.server_queue.question_closed(self)
 
     def _get_clock(self) -> _Clock:
-        """The clock of a call with signs of life or questions; most calls need none."""
+        """The clock of a call with progress or questions; most calls need none."""
         if self._clock is None:
             self._clock = _Clock(self._started)
         return self._clock
 
     def _due(self) -> float:
-        """When the call times out without another sign of life."""
+        """When the call times out, unless another message about it arrives."""
         clock = self._get_clock()
         due = clock.alive_at + self.timeout
         if self.call.timeout is not None:
@@ -588,7 +588,7 @@ class InFlight:
             self._give_up(Cancelled(why, executed=self._executed(), server=server), why)
 
     def expire(self) -> None:
-        """The deadline has passed: end the call and tell the server to stop, unless there was a sign of life."""
+        """The deadline has passed: end the call and tell the server to stop, unless a message about it has arrived."""
         if self.is_done:
             return
         if isinstance(self.carriage, HeldCall):
@@ -646,13 +646,13 @@ class InFlight:
 
 
 class _Clock:
-    """What a call's deadline depends on: the last sign of life, and the time its caller took for questions."""
+    """What a call's deadline depends on: the last message about it, and the time its caller took for questions."""
 
     __slots__ = ("alive_at", "answer_seconds", "asked", "asked_at")
 
     def __init__(self, started: float) -> None:
         self.alive_at = started
-        """When the last sign of life came."""
+        """When the last message about the call arrived."""
         self.asked = 0
         """The number of questions."""
         self.asked_at = 0.0

@@ -125,7 +125,7 @@ class _Check:
         return None
 
     def _without_long_texts(self, arguments: msgspec.Raw) -> msgspec.Raw | None:
-        """Arguments that are as valid as long ones, and short; None if there are none such.
+        """Short arguments that are as valid as the long ones; None if there are none.
 
         Of members that the schema does not name, and of texts that must only be texts, the content does not matter.
         """

@@ -250,7 +250,7 @@ class Snapshot:
         )
 
     def _find_unreached_llm(self, policy: Policy, name: str) -> ServerName | None:
-        """The same for a name for language models: the longest matching server name is meant."""
+        """The same for a name for language models; the longest matching server name counts."""
         fitting = {
             beginning: server_status
             for server, server_status in self.server_statuses.items()

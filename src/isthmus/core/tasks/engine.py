@@ -92,7 +92,7 @@ LOST = StoredOutcome(
 )
 
 FOLLOW_SECONDS = 0.5
-"""How often the journal is read for tasks of other nodes that somebody here follows."""
+"""How often the journal is read for tasks of other nodes that a caller follows here."""
 
 TAKEN_OVER = "the hub could not renew its lease, and another one has taken over its tasks"
 

@@ -400,14 +400,14 @@ class TaskStore:
     """Finds tasks, in memory or in the journal. There is at most one `LiveTask` per task.
 
     In a cluster, only tasks that this node holds are cached. All others, ended ones included, may be changed by another
-    node at any time, and are read whenever somebody asks.
+    node at any time, and are read for each request.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._is_shared = isinstance(journal, SharedJournal)
         self._shown: WeakValueDictionary[TaskKey, LiveTask] = WeakValueDictionary()
-        """Tasks that this node does not hold, for as long as somebody looks at them."""
+        """Tasks that this node does not hold, while a caller follows them."""
         self.on_news: Callable[[LiveTask], None] = lambda _live: None
         """Called when the journal has a newer record of such a task."""
         self._running: dict[TaskKey, LiveTask] = {}
@@ -460,7 +460,7 @@ class TaskStore:
         return live
 
     def followed(self) -> list[LiveTask]:
-        """Tasks that this node does not hold and that somebody looks at."""
+        """Tasks that this node does not hold and that a caller follows."""
         return list(self._shown.values())
 
     def adopt(self, record: TaskRecord) -> LiveTask:

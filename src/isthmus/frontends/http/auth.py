@@ -403,7 +403,7 @@ class Authenticator:
     """Authenticates every request before a frontend reads it."""
 
     refuse: Refuse = staticmethod(lambda _fields, _frontend: PLAIN_DENIAL)
-    """Replaced to say where to get a token, and what is wrong with the one that was sent."""
+    """Replaced to say where to get a token, and what is wrong with the token that was sent."""
 
     on_turned_away: Callable[[str, int], None] = staticmethod(lambda _frontend, _status: None)
     """Called by the frontends for each denied request with the frontend and the status; replaced by the metrics."""

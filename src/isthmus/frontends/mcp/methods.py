@@ -417,9 +417,9 @@ def list_passes(
 ) -> jsonrpc.Passes[bytes | None]:
     """Render a page of a list: the first, or the one after the entry of this name; None if no entry has it.
 
-    The name is the cursor, so that every node of a cluster continues a list, and one that has changed meanwhile goes on
-    where the caller was. Pages are cached with the view, but only pages that follow from the first one: each entry that
-    a caller names could be the start of another page.
+    The name is the cursor, so that every node of a cluster continues a list, and a list that has changed meanwhile
+    continues where the caller was. Pages are cached with the view, but only pages that follow from the first one: each
+    entry that a caller names could be the start of another page.
     """
     has_tasks = hub_tasks is not None and shape is TOOLS
     key = f"{era} {shape.method} with tasks" if has_tasks else f"{era} {shape.method}"

@@ -173,7 +173,7 @@ class NodeChannel(DialInChannel, Protocol):
     """A channel to a server of another node. That node may be cut off, and nobody says so."""
 
     def is_confirmed(self) -> bool:
-        """Whether that node gave a sign of life a moment ago. If not, `flush` or `silent` of its hearer follows."""
+        """Whether that node sent something a moment ago. If not, `flush` or `silent` of its receiver follows."""
 
 
 class NodeMessageReceiver(MessageReceiver, Protocol):
@@ -192,7 +192,8 @@ class NodeWriter(ChannelWriter):
         super().__init__(frame, channel)
         self._is_confirmed = channel.is_confirmed
         self._is_due = False
-        """It will be flushed at the end of this turn of the loop: also behind requests that wait for a sign of life."""
+        """It will be flushed at the end of this turn of the loop: also behind requests that wait until the node sends
+        something."""
 
     def hold(self, request: ChannelRequest) -> None:
         """See `ChannelWriter`."""
@@ -344,8 +345,8 @@ class DialInLink(BaseLink):
     async def handshake(self, era: Era) -> None:
         """Initialize a legacy session, or a modern one if the server refuses that.
 
-        Some programs behind pipes exit on unknown methods, so only our own client is asked for its era first. Raises as
-        `BaseLink.handshake` does.
+        Some programs behind pipes exit on unknown methods, so `server/discover` is sent first only to our own client.
+        Raises as `BaseLink.handshake` does.
         """
         try:
             await super().handshake(era)
@@ -529,7 +530,7 @@ class DialInLink(BaseLink):
                 waiter.fail(NotConnected(self.server, why))
 
     def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:
-        """See `BaseLink`. Calls that waited for a sign of life of its node wait for another link, or fail."""
+        """See `BaseLink`. Calls that waited for its node wait for another link, or fail."""
         held: list[InFlight] = []
         if self.announced is not None and not self.lost.done():
             for request in tuple(self.requests.pending.values()):

@@ -1,8 +1,8 @@
 """Runs functions for calls: plain ones in threads, asynchronous ones on the loop.
 
 A function marked as inline runs on the loop without a thread. Asynchronous functions are cancelled with their calls. A
-thread cannot be stopped: the call ends, the function goes on, and its result is dropped. Threads are daemons, so that a
-hanging function does not keep the hub from ending.
+thread cannot be stopped: the call ends, the function continues, and its result is dropped. Threads are daemons, so that
+a hanging function does not keep the hub from ending.
 """
 
 from __future__ import annotations
