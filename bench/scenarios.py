@@ -25,7 +25,7 @@ from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.ports import AuditGate, PushReceipt, Recorder
+from isthmus.core.ports import PushReceipt, Recorder, StrictAudit
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a.cards import AgentCards
@@ -120,7 +120,7 @@ def compile_view() -> Iterator[Work]:
 class Silent:
     """An exchange and a recorder that do nothing, so that what is measured is the core's own cost."""
 
-    audit_gate: AuditGate | None = None
+    strict_audit: StrictAudit | None = None
     started: Callable[[InFlight], None] | None = None
 
     def emit(self, event: Event) -> None:
@@ -132,7 +132,7 @@ class Silent:
     def end(self, outcome: Outcome) -> None:
         assert isinstance(outcome, Result), outcome
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         pass
 
     def waited(self, inflight: InFlight, seconds: float) -> None:

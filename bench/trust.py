@@ -187,7 +187,7 @@ def issuer() -> tuple[Issuers, bytes]:
     text = b".".join(parts)
     settings = IssuerSettings("corp", who, (whom,), algorithms=("EdDSA",), grants=CALLER.grants)
     made = Issuer(settings, lambda caller: caller, time.time, time.monotonic)
-    made.take_keys(read_keys(msgspec.json.encode({"keys": [jwk]}), ("EdDSA",)))
+    made.set_keys(read_keys(msgspec.json.encode({"keys": [jwk]}), ("EdDSA",)))
     return Issuers((made,)), text + b"." + _base64(private.sign(text))
 
 
@@ -212,15 +212,15 @@ def audit() -> dict[str, Work]:
     async def made() -> Audit:
         return Audit(Instant(), scribe, "batched")  # type: ignore[arg-type]  # all that it needs here
 
-    recorder = loop.run_until_complete(made()).over(CallMetrics())
+    recorder = loop.run_until_complete(made()).wrap(CallMetrics())
     call = Call(CALLER, EVERYTHING, "files.echo", msgspec.Raw(b'{"text":"a text of some length"}'))
     result = Result(RESULT)
     fact: Fact = (time.time(), call, SERVER, result, 0.001, True, "")
     inflight = InFlight(call, Silent(), recorder, loop)
     inflight.link = SentLink()
-    recorder.ended(inflight, SERVER, result, 0.001)
+    recorder.call_ended(inflight, SERVER, result, 0.001)
     return {
-        "audit: on the call's path": lambda: recorder.ended(inflight, SERVER, result, 0.001),
+        "audit: on the call's path": lambda: recorder.call_ended(inflight, SERVER, result, 0.001),
         "audit: record and digest": lambda: follow(START, scribe.record(fact)[1]),
     }
 

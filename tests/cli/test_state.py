@@ -76,7 +76,7 @@ def noting_starts(file: Path) -> dict[str, Any]:
 async def test_a_key_closes_the_hub_of_its_configuration_and_no_other(user: User) -> None:
     shop, blog = user.project("shop"), user.project("blog")
     async with user.serving(shop) as first, user.serving(blog) as second:
-        assert not any("will not outlast" in line for line in (*first.said, *second.said))
+        assert not any("will not survive a restart" in line for line in (*first.said, *second.said))
         made = await user.run(shop, "token", "create", "ann", "--allow", "*", "--json")
         assert f"the hub of {shop / 'mcp.json'} requires a key" in made.err
         await until(first.url, 401)

@@ -143,7 +143,7 @@ async def test_an_unusable_configuration_is_not_stored(pushed: Pushed) -> None:
     ended = await run(
         "config", "check", "--config", str(pushed.file("c", limits={"drain_seconds": 1.0})), folder=pushed.folder
     )
-    assert (ended.code, "limits belongs into the database" in ended.out) == (3, True), ended
+    assert (ended.code, "limits belongs in the database" in ended.out) == (3, True), ended
 
 
 async def test_a_secret_in_plain_text_is_reported(pushed: Pushed) -> None:

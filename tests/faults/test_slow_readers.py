@@ -103,7 +103,7 @@ async def test_devices_that_do_not_read_are_cut_with_the_reason(tmp_path: Path) 
             assert clock() - began < CUT_SECONDS + READERS, "they are not cut"
             await asyncio.sleep(0.05)
         cut = clock() - began
-        said = sum("it does not read what it is sent" in line for line in hub.said)
+        said = sum("it does not read its messages" in line for line in hub.said)
         for device in deaf:
             device.transport.abort()
         after = resident_bytes(hub.pid)

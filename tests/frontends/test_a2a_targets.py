@@ -256,9 +256,7 @@ async def test_a_server_that_answers_only_at_messages_is_called_there_and_rememb
         assert (state, received["mcp_result"]) == ("FAILED", {"content": [], "isError": True})
         assert server.heard[-1].message["params"] == params
         assert {request.path for request in server.heard} == {"/mcp", "/sse", "/messages/"}
-        await eventually(
-            lambda: has_logged(hub, "a server that a caller named is no longer used"), "the server is let go"
-        )
+        await eventually(lambda: has_logged(hub, "closed an unused server named by a caller"), "the server is let go")
         server.heard.clear()
         assert (await caller.call_target(origin(server), "tools/call", params))[0] == "FAILED"
         assert {request.path for request in server.heard} == {"/messages/"}

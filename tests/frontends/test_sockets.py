@@ -41,7 +41,7 @@ class Guest:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         self.reason.set_result(reason)
 
     async def gone(self) -> str:

@@ -16,7 +16,7 @@ from isthmus.app.key_files import KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.identity.keys import digest_of
-from isthmus.identity.minted_keys import current, meant, mint, renewed, revoked, rotated_out, without_old
+from isthmus.identity.minted_keys import current, keys_named, mint, renewed, revoked, rotated_out, without_old
 from isthmus.model.callers import Caller, Grants
 
 SOAK = bool(os.environ.get("ISTHMUS_SOAK"))
@@ -80,7 +80,7 @@ class Keys(RuleBasedStateMachine):
     def revoke(self, name: str) -> None:
         if self.kept is not None or not self.has_begun:
             return
-        ids = {key.id for key in meant(self.file.read(), name)}
+        ids = {key.id for key in keys_named(self.file.read(), name)}
         self.file.change(lambda keys: tuple(revoked(each, self.now) if each.id in ids else each for each in keys))
         self.ends.update({key: min(self.ends[key], self.now) for key, owner in self.owners.items() if owner == name})
 
@@ -116,8 +116,8 @@ class Keys(RuleBasedStateMachine):
         raise AssertionError("a hub started with a list that it cannot read")
 
     def _look(self) -> None:
-        self.known._minted.look()
-        self.known.look()
+        self.known._minted.reload()
+        self.known.refresh()
 
     @invariant()
     def whoever_should_be_in_is(self) -> None:

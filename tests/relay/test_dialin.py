@@ -248,7 +248,7 @@ async def test_a_half_open_connection_is_replaced_by_its_server(
         async with raw_server(hub.port, agent, manner=Manner("lamp", ("on",))):
             await eventually(lambda: is_listed(rest, f"{agent}_lamp.on"), "the new one has the name")
             elsewhere = [(1013, "a server of this name connected to another node")] if NODES > 1 else []
-            assert await deaf.closing() in [(1008, "it gives no sign of life"), *elsewhere]
+            assert await deaf.closing() in [(1008, "it does not respond"), *elsewhere]
             assert (await rest.get(f"/v1/servers/{agent}_lamp_2")).status_code == 404
 
 

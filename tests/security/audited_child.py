@@ -119,7 +119,7 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
     journal: ClosableJournal = MemoryJournal() if beside else await open_journal(configuration)
     opened = await open_audit(configuration, journal)
     assert opened is not None
-    hub = Hub(Limits(), opened.audit.over(CallMetrics()))
+    hub = Hub(Limits(), opened.audit.wrap(CallMetrics()))
     server_queue = ServerQueue(SERVER, hub.limits)
     server_queue.attach(Bank(Line(folder / f"{LEDGER}{beside}"), chance))
     tools = (Tool.of(SERVER, FeatureName("pay"), {}),)

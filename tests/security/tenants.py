@@ -122,7 +122,7 @@ class World:
             running.hub, settings, "1", lambda: "http://hub/", lambda: True, self.loop.time, lambda: False
         )
         self.agent = A2aHttp(a2a_service, auth, cards)
-        await running.hub.settle(EVERYTHING)
+        await running.hub.wait_connected(EVERYTHING)
 
     def _identify(self, fields: Fields) -> Caller | None:
         key = fields.get(b"x-api-key", b"")

@@ -118,7 +118,7 @@ async def test_a_program_is_started_only_with_the_digest_that_its_entry_has(tmp_
     found = digest(tmp_path / "runner")
     assert await refused(reach) == (
         f"'runner' could not be started: sha256 is {found} and not {'0' * 64}, of {tmp_path / 'runner'};"
-        " if it is right, write it so"
+        " if that is right, write it into the entry"
     )
     reach = entry_of(tmp_path, found.upper())
     assert await Programs().check(A, reach, {}) == str(tmp_path / "runner"), "and no other is executed"

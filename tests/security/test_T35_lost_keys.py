@@ -64,8 +64,8 @@ class Hub:
 
     def look(self) -> None:
         """What the hub does by itself four times a second."""
-        self.identities._minted.look()
-        if self.identities.look():
+        self.identities._minted.reload()
+        if self.identities.refresh():
             self.retain(self.identities)
 
     def retain(self, callers: Container[Caller]) -> None:

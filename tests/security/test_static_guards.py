@@ -163,7 +163,7 @@ def test_nothing_that_is_said_is_run() -> None:
         assert not called & EVALUATING, (name, called & EVALUATING)
 
 
-ASKED = {"admit", "know"}
+ASKED = {"admit", "identify"}
 """How a frontend asks its authenticator who is calling."""
 
 OTHERWISE = {

@@ -57,7 +57,7 @@ async def inside(folder: Path, servers: dict[str, Any]) -> AsyncIterator[Inside]
     file = write_config(folder, servers, hub={"limits": {"listing_seconds": SECONDS}})
     running = RunningHub(load(file, os.environ, folder, folder), os.environ)
     try:
-        await running.hub.settle(EVERYTHING)
+        await running.hub.wait_connected(EVERYTHING)
         yield Inside(running)
     finally:
         await running.aclose()

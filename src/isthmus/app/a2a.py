@@ -49,9 +49,9 @@ def open_a2a(
     service = A2aService(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
     service.script_task = running.scripts.task
     needs_key = lambda: identities.wants_proof  # noqa: E731
-    gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
+    issues_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
     token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
-    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens, token_urls)
+    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, issues_tokens, token_urls)
     return A2aHttp(service, auth, cards, nodes)
 
 

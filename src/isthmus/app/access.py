@@ -182,9 +182,9 @@ class CallerPolicy:
             return AccessCell(False, "set", reason.set_note)
         whys = deciding(reason) or [*reason.why[:1]]
         words = [*reason_words(whys, self._places), *([reason.set_note] if reason.set_note else [])]
-        return AccessCell(reason.is_reached, self._by(whys[0][1]), "; ".join(words))
+        return AccessCell(reason.is_reached, self._denied_by(whys[0][1]), "; ".join(words))
 
-    def _by(self, depth: int) -> AccessBy:
+    def _denied_by(self, depth: int) -> AccessBy:
         if depth == BY_CUSTOM_POLICY:
             return "policy"
         if depth != self._own_depth:
@@ -200,8 +200,8 @@ class CallerPolicy:
         is_open = all(listed == "allow" and pattern is not None for listed, _, pattern in why)
         if is_open and not policy.covers_all_of(server):
             text = "a rule denies some of its methods, and so all: their names are not known"
-            return AccessCell(False, self._by(self._own_depth), text)
-        by = self._by(why[0][1])
+            return AccessCell(False, self._denied_by(self._own_depth), text)
+        by = self._denied_by(why[0][1])
         return AccessCell(is_open, by, "; ".join(reason_words(why, self._places)))
 
 
@@ -430,7 +430,7 @@ class LiveAccess:
     async def _features(self) -> FeatureTable:
         hub = self._running.hub
         if hub.settling:  # servers that start get a moment, as for every list
-            await hub.settle(EVERYTHING)
+            await hub.wait_connected(EVERYTHING)
         snapshot = hub.snapshot
         table = self._table
         if table is None or table.snapshot is not snapshot:

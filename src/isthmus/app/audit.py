@@ -141,7 +141,7 @@ async def unfinished_calls(
     after = await _begin_of(ledger, log_state, call_seconds + SLACK_SECONDS)
     while rows := await ledger.log_rows(after=after, limit=ROWS_AT_ONCE):
         for row in rows:
-            ends.take(row)
+            ends.add_row(row)
         after = rows[-1].number
     waiting = await _waiting(journal) if ends.open else set()
     now = time.time()
@@ -390,7 +390,7 @@ async def _lost_calls(
     try:
         return await unfinished_calls(ledger, journal, log_state, configuration.hub.limits.hard_seconds)
     except OSError as error:  # the log works without it
-        log.error("calls that the previous hub left open in the audit log stay open", reason=str(error))
+        log.error("unfinished calls of the previous hub could not be closed in the audit log", reason=str(error))
         return {}
 
 
@@ -401,7 +401,7 @@ def _is_clean(log_state: LogState) -> bool:
 def _record_start(opened: AuditLog, log_state: LogState, checkpoint: Seal | None, keys: AuditKeys) -> None:
     """Record the state of the log before anything is added."""
     if (why := _cut(log_state, checkpoint, keys)) is not None:
-        log.error("the audit log is not as it was left", why=why)
+        log.error("the audit log does not match its checkpoint", why=why)
         opened.audit.note(CUT, why=why)
     # Anybody with write access to the store can extend the chain; a signature from here on would confirm that.
     unsigned = 0 if checkpoint is None else max(0, log_state.head.number - checkpoint.point.number)

@@ -64,7 +64,7 @@ TIME_MAX = 253_402_300_800.0
 """The year 10000, which Python's dates cannot hold."""
 
 
-class AuditElsewhere(OSError):
+class AuditStoredElsewhere(OSError):
     """The log cannot be read by the hub; `advice` says what can."""
 
     def __init__(self, message: str, advice: str) -> None:
@@ -158,7 +158,7 @@ async def logs_of(configuration: Configuration) -> list[AuditLogSource]:
     """All logs, that of the serving hub first. It is left out if it does not exist and others do.
 
     Raises:
-        AuditElsewhere: an extension stores the only log.
+        AuditStoredElsewhere: an extension stores the only log.
         OSError: the database cannot be reached.
     """
     state, storage = Path(configuration.hub.state), configuration.storage
@@ -190,7 +190,7 @@ def _open_main(configuration: Configuration) -> AbstractAsyncContextManager[Read
         return audit_sqlite.open_reader(Path(configuration.hub.state) / FILE)
     if configuration.storage.is_foreign:
         text = f"the extension {configuration.storage.scheme} stores the audit log"
-        raise AuditElsewhere(text, "Use the tools of that extension to read it.")
+        raise AuditStoredElsewhere(text, "Use the tools of that extension to read it.")
     reader: AbstractAsyncContextManager[ReadableLog] = _library().open_reader(configuration.storage)
     return reader
 
@@ -200,7 +200,7 @@ def _library() -> ModuleType:
         from isthmus.storage import audit_postgres  # noqa: PLC0415 - only who wants it has the library
     except ImportError:
         text = "the audit log is in PostgreSQL, and its library is not installed"
-        raise AuditElsewhere(text, "Install it with: pip install 'isthmus[postgres]'") from None
+        raise AuditStoredElsewhere(text, "Install it with: pip install 'isthmus[postgres]'") from None
     return audit_postgres
 
 
@@ -287,9 +287,9 @@ async def _verify(state: Path, source: AuditLogSource, on_row: Callable[[AuditRo
             verification = Verification(log.anchor, checkpoint, keys.is_signed)
             first = verification.head.number + 1
             async for row in log.rows():
-                if verification.take(row) is not None:
+                if verification.check_row(row) is not None:
                     break
-                calls.take(row)
+                calls.add_row(row)
                 on_row(row)
     except FileNotFoundError:
         if checkpoint is None:

@@ -90,7 +90,7 @@ class Minted:
         """Whether it has been unreadable for too long."""
         return self.is_wanted and self._clock() - self._good_at > TRUST_SECONDS
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the list if it has changed. This blocks on the disk. An unreadable list changes nothing."""
         try:
             self._read()
@@ -111,7 +111,7 @@ class Minted:
             return
         is_open = self._file.is_open()
         self.is_wanted = self.is_wanted or not is_open
-        seen = self._file.look()
+        seen = self._file.revision()
         if seen != self._seen:
             self.keys = self._file.read()
             self._seen = seen
@@ -305,19 +305,19 @@ class Identities(Container[Caller]):
         looking: asyncio.Future[None] | None = None
         while True:
             # A network folder may hang. Expiry is still checked meanwhile.
-            looking = looking or _in_thread(loop, self._minted.look)
+            looking = looking or _in_thread(loop, self._minted.reload)
             await asyncio.wait({looking}, timeout=LOOK_SECONDS)
             try:
                 if looking.done():
                     done, looking = looking, None
                     done.result()
-                if self.look():
+                if self.refresh():
                     on_change()
             except Exception:  # one defect must not keep later revocations from taking effect
                 log.exception("cannot watch the keys: a defect in the hub")
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Apply the current keys; return whether a caller changed or became invalid."""
         has_lost = self._has_lost_shown()
         minted = self._minted
@@ -341,7 +341,7 @@ class Identities(Container[Caller]):
         try:
             self._anybody = self._open_to(self._configuration)
         except ConfigError as error:
-            log.error("the hub stays closed", reason=str(error))
+            log.error("hub rejects all requests: keys unreadable", reason=str(error))
         if self._anybody is not None:
             log.warning("the hub is open again: isthmus token revoke --open removed its last key")
 
@@ -396,7 +396,7 @@ class Identities(Container[Caller]):
         in_file = self._configuration.named | {caller.name for caller in known.values()}
         odd = {key.id: said for key in good if (said := self._odd(key, in_file))}
         for id in odd.keys() - self._reported:
-            log.warning("a key is left out", key=id, reason=odd[id])
+            log.warning("a key is ignored", key=id, reason=odd[id])
         self._reported = frozenset(odd)
         return tuple(key for key in good if key.id not in odd and bytes.fromhex(key.digest) not in known)
 
@@ -404,7 +404,7 @@ class Identities(Container[Caller]):
         if key.name in in_file:
             return f"the configuration has a caller {key.name!r} of its own"
         if key.name.partition("/")[0] in {issuer.name for issuer in self._configuration.issuers if "/" in key.name}:
-            return f"{key.name!r} is what a caller of an issuer would be called"
+            return f"{key.name!r} has the form of an issuer's caller (ISSUER/NAME)"
         tenants = self._configuration.tenants.known
         if tenants and key.tenant != DEFAULT_TENANT and key.tenant not in tenants:
             return f"the configuration has tenants, and {key.tenant!r} is not one of them"

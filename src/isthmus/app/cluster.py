@@ -216,7 +216,7 @@ class Cluster:
         self.placed.open_link = self._remote.open_placed
         self.placed.join(running)
         share_loads(self.bus, running, own)
-        running.dialins.on_stood = self._own.note
+        running.dialins.on_stood = self._own.server_changed
         self._announced[HUB] = running.hub.id
         running.dialins.on_arriving, running.dialins.on_arrived = self._own.note_arriving, self._own.note_arrived
         running.on_configured = self._announce_configuration
@@ -233,7 +233,7 @@ class Cluster:
         running.supervisor.on_lists_changed = partial(self._publish_lists, running)
         self.bus.subscribe(LISTS, lambda _, payload: _lists_changed(running, payload))
         running.supervisor.on_asked = self._note_asking
-        self.bus.subscribe(ASKING, lambda _, payload: _asked_elsewhere(running, payload))
+        self.bus.subscribe(ASKING, lambda _, payload: _note_callers_elsewhere(running, payload))
         self.bus.on_peers_changed(self._publish_asking)
         running.hub.on_session_ended = partial(self._publish_session_end, running)
         self.bus.subscribe(SESSION_ENDED, lambda _, session: running.hub.session_ended_here(session.decode()))
@@ -506,10 +506,10 @@ def _lists_changed(running: RunningHub, payload: bytes) -> None:
         reconnector.lists_changed(topics)
 
 
-def _asked_elsewhere(running: RunningHub, payload: bytes) -> None:
+def _note_callers_elsewhere(running: RunningHub, payload: bytes) -> None:
     for server in msgspec.json.decode(payload, type=list[str]):
         if (reconnector := running.supervisor.reconnectors.get(ServerName(server))) is not None:
-            reconnector.asked_elsewhere()
+            reconnector.note_callers_elsewhere()
 
 
 async def _switch(running: RunningHub, node: NodeId, payload: bytes) -> bytes:

@@ -132,7 +132,7 @@ class OwnServers:
         bus.serve(SERVER, self._open)
         bus.respond(ALIVE, self._is_alive)
 
-    def note(self, agent_server: AgentServer) -> None:
+    def server_changed(self, agent_server: AgentServer) -> None:
         """A server's state has changed."""
         key = agent_server.agent.key, agent_server.server_id
         link = agent_server.reconnector.link
@@ -342,7 +342,7 @@ class OwnSession:
     def read(self, text: bytes | memoryview) -> None:
         """See `MessageReceiver`."""
         if self._served is not None:
-            self._served.take(bytes(text))
+            self._served.receive(bytes(text))
             return
         served = self._own.open_session(self, _SERVER.decode(text))
         if served is None:
@@ -377,9 +377,9 @@ class OwnSession:
         await served.finish()
         self._write()
         self._channel.close(1000, "the server is no longer connected to its node")
-        self.ended("the server is no longer connected to this node")
+        self.connection_ended("the server is no longer connected to this node")
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """See `MessageReceiver`. The other node's calls are cancelled."""
         self._own.closed(self)
         if self._served is not None:
@@ -489,7 +489,7 @@ class RemoteServers:
                 self._running.dialins.note_came(entry.came)
                 self._look_soon(entry.key)
             elif self._own.placed is not None:
-                self._own.placed.note(node, entry.name, entry)
+                self._own.placed.set_owner(node, entry.name, entry)
         for key in change.lost:
             if change.is_moving:
                 self._running.dialins.await_move(*key)
@@ -498,7 +498,7 @@ class RemoteServers:
             if gone is not None and not gone.is_placed:
                 self._look_soon(key)
             elif gone is not None and self._own.placed is not None:
-                self._own.placed.note(node, gone.name, None)
+                self._own.placed.set_owner(node, gone.name, None)
             if not owners:
                 self._owners.pop(key, None)
         for number, server_id in change.arrived:
@@ -506,7 +506,7 @@ class RemoteServers:
             if arrived_at is None:
                 pass
             elif server_id is None:
-                arrived_at.has_come_elsewhere((node, number), is_here=False)
+                arrived_at.arrived_at_other_node((node, number), is_here=False)
             else:  # after `_look`, which opens a link to it
                 key = arrived_at.key, server_id
                 asyncio.get_running_loop().call_soon(self._await_link, arrived_at, (node, number), key)
@@ -516,16 +516,16 @@ class RemoteServers:
         remote = self._links.get(key)
         work = None if remote is None else remote.work
         if work is None:
-            agent.has_come_elsewhere(where, is_here=True)
+            agent.arrived_at_other_node(where, is_here=True)
         else:
-            work.add_done_callback(lambda _: agent.has_come_elsewhere(where, is_here=True))
+            work.add_done_callback(lambda _: agent.arrived_at_other_node(where, is_here=True))
 
     def _look_soon(self, key: Key) -> None:
         if not self._to_look:
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self._check_keys)
         self._to_look[key] = None
 
-    def _look(self) -> None:
+    def _check_keys(self) -> None:
         keys, self._to_look = self._to_look, {}
         for key in keys:
             if not self.is_closing:
@@ -626,7 +626,7 @@ class PeerDirectory:
             try:
                 channel = await self._bus.connect(self._node, DIRECTORY, within=CONNECT_SECONDS)
             except BusFault as fault:
-                log.debug("no directory", node=self._node, reason=str(fault))
+                log.debug("the server list of a node cannot be read", node=self._node, reason=str(fault))
             else:
                 backoff.reset()
                 self._read(channel)
@@ -716,7 +716,7 @@ class RemoteServer:
                 link.lost.add_done_callback(lambda _: self._lost(link))
                 return
         except BusFault as fault:
-            log.debug("no channel to a server", node=wanted and wanted[0], reason=str(fault))
+            log.debug("cannot open a channel to a server", node=wanted and wanted[0], reason=str(fault))
         finally:
             self.work = None
             if self._wanted is None or self._wanted != wanted:
@@ -766,6 +766,6 @@ class _Opening:
         """See `NodeMessageReceiver`."""
         self._link.silent(confirmed)
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """See `MessageReceiver`."""
-        self._link.ended(reason)
+        self._link.connection_ended(reason)

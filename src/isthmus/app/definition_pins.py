@@ -84,7 +84,7 @@ class DefinitionPins:
         self._file, known, waiting = _opened(configuration, is_lasting=is_lasting)
         if isinstance(self._file, DefinitionStore):
             self._looked_up_to = self._file.last_read_approval()
-        self.pins = Pins(known, self._mode_of, self._seen, waiting)
+        self.pins = Pins(known, self._mode_of, self._add_sighting, waiting)
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
         """Review what this hub's servers list; call it before the first server is added."""
@@ -112,7 +112,7 @@ class DefinitionPins:
                 log.error("tool definitions can be neither stored nor approved", reason=str(error))
             else:
                 if self._file is not None:
-                    self.pins.learn(known)
+                    self.pins.replace_all(known)
                     if isinstance(self._file, DefinitionStore):
                         self._looked_up_to = self._file.last_read_approval()
                     self._follow(self._background)
@@ -161,7 +161,7 @@ class DefinitionPins:
         """Write what is waiting and close the file."""
         await asyncio.get_running_loop().run_in_executor(None, self._worker.shutdown)
         if self._file is not None:
-            self._write(self._take())
+            self._write(self._pop_unwritten())
             self._file.close()
 
     def _mode_of(self, server: ServerName) -> Pinning:
@@ -175,7 +175,7 @@ class DefinitionPins:
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
-    def _seen(self, sighting: Sighting) -> None:
+    def _add_sighting(self, sighting: Sighting) -> None:
         """The core saw a definition. Runs on the event loop."""
         self._withheld += sighting.is_withheld
         if not self._unwritten:
@@ -184,13 +184,13 @@ class DefinitionPins:
 
     def _pass_on(self) -> None:
         """Report the sightings of this loop iteration, and hand them to the worker thread."""
-        taken = self._take()
+        taken = self._pop_unwritten()
         sightings = [each for each in taken if each.is_change or each.is_withheld]
         for sighting in sightings[:LOGGED_ONE_BY_ONE]:
             self._report(sighting)
         rest = Counter((_event_of(each), each.server) for each in sightings[LOGGED_ONE_BY_ONE:])
         for (event, server), count in rest.items():
-            log.warning("more tools have changed than are named", event_kind=event, server=server, tools=count)
+            log.warning("tool changes omitted from the log", event_kind=event, server=server, tools=count)
             self.record(event, {"server": server, "tools": count})
         if self._file is None:
             return
@@ -216,10 +216,10 @@ class DefinitionPins:
             log.warning("a tool is left out", tool=f"{server}.{tool}", reason=why)
             self.record("definition.refused", {"server": server, "tool": tool, "reason": why})
         if (more := len(tools) - LOGGED_ONE_BY_ONE) > 0:
-            log.warning("more tools than are named are left out", server=server, tools=more)
+            log.warning("left-out tools omitted from the log", server=server, tools=more)
             self.record("definition.refused", {"server": server, "tools": more})
 
-    def _take(self) -> list[Sighting]:
+    def _pop_unwritten(self) -> list[Sighting]:
         taken, self._unwritten = self._unwritten, []
         return taken
 
@@ -239,12 +239,12 @@ class DefinitionPins:
         try:
             if isinstance(self._file, SharedDefinitions):
                 first = frozenset(seen[:3] for each, seen in self._unkept if not (each.is_change or each.is_withheld))
-                self._file.keep(kept, first=first)
+                self._file.store(kept, first=first)
             else:
-                self._file.keep(kept)
+                self._file.store(kept)
         except (sqlite3.Error, OSError) as error:
             if not self._has_logged_unkept:
-                log.error("what tools look like could not be kept", tools=len(self._unkept), reason=str(error))
+                log.error("tool definitions could not be stored", tools=len(self._unkept), reason=str(error))
             self._has_logged_unkept = True
         else:
             self._unkept, self._has_logged_unkept = [], False
@@ -261,7 +261,7 @@ class DefinitionPins:
                 try:
                     news = await loop.run_in_executor(self._worker, self._news, store)
                 except OSError as error:
-                    log.error("it could not be seen what was approved", reason=str(error))
+                    log.error("approved definitions could not be read", reason=str(error))
                 else:
                     revision = now
                     await self._apply_news(news)
@@ -300,9 +300,9 @@ class DefinitionPins:
         while True:
             if is_first or self._withheld or self._unkept:
                 try:
-                    approved = await loop.run_in_executor(self._worker, self._look, file)
+                    approved = await loop.run_in_executor(self._worker, self._read_approvals, file)
                 except (sqlite3.Error, OSError) as error:
-                    log.error("it could not be seen what was approved", reason=str(error))
+                    log.error("approved definitions could not be read", reason=str(error))
                 else:
                     is_first = False
                     for change in approved:
@@ -313,7 +313,7 @@ class DefinitionPins:
                         self._review_again(server)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _look(self, file: DefinitionStore) -> list[DefinitionChange]:
+    def _read_approvals(self, file: DefinitionStore) -> list[DefinitionChange]:
         """Runs in the worker thread."""
         self._write([])
         approved = file.approved_after(self._looked_up_to)
@@ -374,7 +374,7 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
             said = f"must be a folder for {FILE}, or changed tools would go unnoticed: {error}"
             advice = f"repair or move {path}; without it every tool counts as new"
             raise ConfigError(Place(configuration.file, "hub.state").finding(said, advice=advice)) from error
-        log.warning("what tools look like is not kept", reason=str(error))
+        log.warning("tool definitions are not stored", reason=str(error))
         return None, {}, ()
     return file, known, waiting
 

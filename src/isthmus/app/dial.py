@@ -337,7 +337,7 @@ class Line:
         self._dialler.running.share_links()
         others, self.offers = self.offers[1:], self.offers[:1]
         talk = self._talk = self._talk_on(self.offers[0], wire.send, wire)
-        wire.begin(socket, talk.take)
+        wire.begin(socket, talk.receive)
         if others:
             self._on_single()
         return talk.end
@@ -360,7 +360,7 @@ class Line:
 
     def _open_channels(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
         channels = self._channels = Channels(wire, lambda offer, say: self._talk_on(offer, say, wire), self)
-        wire.begin(socket, channels.take)
+        wire.begin(socket, channels.receive)
         self.offer_ready()
         return self._close_channels
 
@@ -448,7 +448,7 @@ RIVAL_SECONDS = 2.0
 TOGETHER = "isthmus"
 """The name of all servers together at a relay that accepts only one."""
 
-PROFILE = frozenset({"elicitation", "elicitation.form", "elicitation.url", "sampling"})
+CALLER_CAPABILITIES = frozenset({"elicitation", "elicitation.form", "elicitation.url", "sampling"})
 """The client capabilities declared to local servers. No roots: a caller's folders are on its own machine."""
 
 
@@ -510,7 +510,9 @@ class Dialler:
         hub = replace(plan.configuration.hub, cassette=None)  # the remote hub records
         configuration = Configuration(None, hub, servers, audit=plan.configuration.audit)
         audit = None if audit_log is None else audit_log.audit
-        self.running = RunningHub(configuration, environment, self._journal, client_caps=PROFILE, audit=audit)
+        self.running = RunningHub(
+            configuration, environment, self._journal, client_caps=CALLER_CAPABILITIES, audit=audit
+        )
         if audit_log is not None:
             audit_log.follow(self.running, None)
         self.address = plan.address
@@ -527,7 +529,7 @@ class Dialler:
         self._first: asyncio.Future[LocalOffer] = self._loop.create_future()
         """The server that was ready first."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self.running.hub.watch(self._look)
+        self.running.hub.watch(self._check_servers)
         for offer in plan.offers:
             self.running.hub.server_queues[offer.name].grace = GRACE_SECONDS
 
@@ -562,7 +564,7 @@ class Dialler:
         """The state has changed."""
         self.on_change()
 
-    def shown(self) -> DialStatus:
+    def status(self) -> DialStatus:
         """The current state."""
         lines = tuple(line.shown for line in self._lines)
         hub, servers = self.running.hub, []
@@ -581,7 +583,7 @@ class Dialler:
             servers.append(shown)
         return DialStatus(str(self.address), lines, tuple(servers))
 
-    def _look(self) -> None:
+    def _check_servers(self) -> None:
         """A server started, stopped or changed; newly ready servers can be offered."""
         server_statuses = self.running.hub.snapshot.server_statuses
         for offer, event in self._ready.items():
@@ -639,7 +641,7 @@ class Dialler:
 
     async def _keep(self, offers: Sequence[LocalOffer], *, may_share: bool) -> None:
         def open_others() -> None:
-            log.info("the hub takes one server a connection", hub=str(self.address), servers=len(offers))
+            log.info("this hub accepts one server per connection", hub=str(self.address), servers=len(offers))
             self._one_each(offers[1:])
 
         line = Line(self, offers, may_share=may_share, on_single=open_others)

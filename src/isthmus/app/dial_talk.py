@@ -110,15 +110,15 @@ class Wire:
         if unsent:
             self._socket.write(b"".join([self._socket.frame(message) for message in unsent]))
             if self._socket.buffered_bytes() > self._most_bytes:
-                self.fail("it does not read what it is sent")
+                self.fail("it does not read its messages")
 
     def fail(self, reason: str) -> None:
         """Close it from this side."""
         if self._socket is not None:
             self._socket.kill()
-        self.ended(reason)
+        self.connection_ended(reason)
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """The socket was closed."""
         if not self.over.done():
             self.over.set_result(reason)
@@ -183,13 +183,13 @@ class Channels:
         self._open[number] = (offer, talk)
         self._wire.send(mux.write_open(mux.OpenChannel(number, offer.server_id, offer.name)))
 
-    def take(self, text: bytes) -> None:
+    def receive(self, text: bytes) -> None:
         """Receive a frame from the hub."""
         frame = mux.read(text)
         match frame:
             case mux.ChannelMessage(channel=number, message=message):
                 if (found := self._open.get(number)) is not None:
-                    found[1].take(message)
+                    found[1].receive(message)
             case mux.ChannelOpened():
                 self._opened(frame)
             case mux.ChannelClosed(channel=number):

@@ -106,7 +106,7 @@ def verifiers_of(configuration: Configuration) -> list[Verifier]:
     Raises:
         ConfigError: an extension cannot be used.
     """
-    found = configuration.extensions.of("identity")
+    found = configuration.extensions.in_group("identity")
     return [Contained(each.name, cast("Verifier", each.make("caller_of", "knows"))) for each in found]
 
 
@@ -116,7 +116,7 @@ def narrowing_of(configuration: Configuration) -> CustomPolicy | None:
     Raises:
         ConfigError: an extension cannot be used.
     """
-    found = configuration.extensions.of("policy")
+    found = configuration.extensions.in_group("policy")
     policies = [(each.name, cast("PolicyExtension", each.make("allows"))) for each in found]
     return _Narrowing(policies) if policies else None
 
@@ -149,7 +149,7 @@ async def opened_by_extension(configuration: Configuration) -> ClosableJournal:
         ConfigError: the journal cannot be opened.
     """
     storage = configuration.storage
-    extension = next(each for each in configuration.extensions.of("storage") if each.name == storage.scheme)
+    extension = next(each for each in configuration.extensions.in_group("storage") if each.name == storage.scheme)
     opening = cast("Callable[[str], Awaitable[ClosableJournal]]", extension.make())
     place = Place(configuration.file, STORAGE).at("url")
     try:

@@ -76,13 +76,13 @@ KEPT_CHANNELS_MAX = 64
 """Channels to one node that are kept for later requests while none uses them."""
 
 TAKERS_MAX = 16
-"""Waits on one channel for clients to take their responses. A client that disconnects never does."""
+"""Responses on one channel that wait for their clients to read. A client that disconnects never reads."""
 
 PRESENCE_SECONDS = 3.0
-"""How long after joining the bus a node may not know of others: it takes them a lease to be noticed at most."""
+"""How long after joining the bus a node may not know all others: noticing them takes at most one lease."""
 
 UNKNOWN: Final = NodeId("")
-"""A node that is not known yet, or not while the bus is away."""
+"""A node that is not known yet, or not known while the bus is disconnected."""
 
 LEASE: Final = "lease"
 """The attribute in which nodes announce the number under which they hold tasks."""
@@ -161,7 +161,7 @@ class Forwarder:
         self._peers_changed()
 
     def serve(self, at_once: SyncHandler, app: App, app_for_others: App) -> None:
-        """Answer what is for this node with these: at once, of its own clients, and of those of other nodes."""
+        """Set the handlers for requests that this node answers: at once, of its own clients, and of other nodes."""
         self.at_once, self._app, self.app_for_others = at_once, app, app_for_others
         self._unsubscribe.append(self.bus.serve(SERVICE, self._accept))
 
@@ -242,7 +242,7 @@ class Forwarder:
         return next((node for node, peer in self.bus.peers().items() if peer.attributes.get(LEASE) == holder), None)
 
     def _forward_body(self, node: NodeId, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None]:
-        # The caller's session is not there, and the request is about what belongs to the caller.
+        # The caller's session is not there, and the request concerns the caller, not a session.
         scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != SESSION_HEADER]}
         request = ForwardedRequest(self, peer, scope, body)
         self._start(node, request)
@@ -353,7 +353,7 @@ class Forwarder:
         if request.body is None:
             await request.send_body(outgoing)
 
-    def keep(self, outgoing: _Outgoing) -> None:
+    def keep_channel(self, outgoing: _Outgoing) -> None:
         """Keep a channel for a later request."""
         idle = self._idle.setdefault(outgoing.channel.peer, [])
         if len(idle) < KEPT_CHANNELS_MAX and outgoing.channel.is_open:
@@ -519,7 +519,7 @@ class ForwardedRequest:
 
 
 class _Outgoing:
-    """The client's end of a channel: writes to the client what the other node's frontend says."""
+    """The end of a channel at the client's node: writes the other node's response to the client."""
 
     __slots__ = ("_forwarder", "_is_held", "_is_waiting", "_last", "_number", "_offset", "_request", "channel")
 
@@ -530,7 +530,7 @@ class _Outgoing:
         self._offset = 0
         self._is_held = False
         self._is_waiting = False
-        """The request is held until the node gives a sign of life."""
+        """A request that is held until the node has sent something."""
         self._number = 0
         self._last: DrainAwarePeer | None = None
         """The client of the request with this number."""
@@ -614,7 +614,7 @@ class _Outgoing:
         self._request = None
         self._forwarder.note_stream(self, is_open=False)
         if request.is_sent and not self._is_held:
-            self._forwarder.keep(self)
+            self._forwarder.keep_channel(self)
         else:  # the rest of the body is not wanted
             self.channel.close()
         request.end()
@@ -639,14 +639,14 @@ class _Outgoing:
         request = self._request
         if request is not None and not request.is_begun and (self._is_waiting or self._offset > confirmed):
             self.channel.abort("the client was told that this node is silent")
-            self.closed(ChannelEnd("broken", f"node {self.channel.peer} gives no sign of life"))
+            self.closed(ChannelEnd("broken", f"node {self.channel.peer} does not respond"))
 
     def closed(self, end: ChannelEnd) -> None:
         """See `ChannelReceiver`."""
         request, self._request = self._request, None
         self._forwarder.note_stream(self, is_open=False)
         if request is not None:
-            # What began a response has reached a frontend.
+            # A request whose response has begun has reached a frontend.
             is_unsent = self._is_waiting or (not request.is_begun and not self.channel.has_left(self._offset))
             request.lost("no" if is_unsent else "unknown", end.reason or "its connection broke")
 
@@ -655,7 +655,10 @@ class _Outgoing:
 
 
 class _Incoming:
-    """The answering end of a channel: runs one request at a time. It is what a `RequestCycle` has for a connection."""
+    """The answering end of a channel: runs one request at a time.
+
+    For a `RequestCycle` it takes the place of a connection.
+    """
 
     def __init__(self, forwarder: Forwarder, channel: BusChannel) -> None:
         self.channel = channel
@@ -803,7 +806,7 @@ class _NeverPaused:
 
 
 class ForwardedCycle(RequestCycle):
-    """A request of another node's client. It sends what the frontend does to its peer, which the other node does."""
+    """A request of another node's client. It sends the frontend's calls of `Peer` to that node, which executes them."""
 
     __slots__ = ()
     _connection: _Incoming

@@ -103,7 +103,7 @@ async def import_tools(modules: Mapping[Place, PythonSettings], functions: HubFu
         finding = place.finding(f"gives no tools: {why}")
         log.warning("configuration", finding=str(finding))
         notes.append(f"{finding.path} {finding.message}")
-    functions.settle(tuple(notes))
+    functions.all_loaded(tuple(notes))
 
 
 LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=True)
@@ -116,7 +116,7 @@ NAMED = ServerName("#")
 """The name under which all targets are counted; no configured server can have it."""
 
 
-class Watching(Protocol):
+class DefinitionWatcher(Protocol):
     """Watches how definitions change: `app.definition_pins`."""
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
@@ -155,7 +155,7 @@ class RunningHub:
         journal: Journal | None = None,
         *,
         client_caps: ClientCapabilities | None = None,
-        pins: Watching | None = None,
+        pins: DefinitionWatcher | None = None,
         lists: ListStore | None = None,
         audit: Audit | None = None,
         telemetry: Telemetry | None = None,
@@ -179,7 +179,7 @@ class RunningHub:
         """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
         self.counters = CallMetrics() if telemetry is None else telemetry.calls
-        self._traced = self.counters if telemetry is None else telemetry.over(self.counters, self._carrier_of)
+        self._traced = self.counters if telemetry is None else telemetry.wrap(self.counters, self._carrier_of)
         self.recent_calls = RecentCalls(self._traced, self.note, self._beginning_of)
         self.latest_calls = self.recent_calls.latest
         self.follow_calls = self.recent_calls.follow
@@ -267,7 +267,7 @@ class RunningHub:
         return None if server_status is None else server_status.carrier
 
     def _recorder(self, counting: Recorder) -> Recorder:
-        recorder = counting if self.audit is None else self.audit.over(counting)
+        recorder = counting if self.audit is None else self.audit.wrap(counting)
         return LoggedCalls(recorder) if self.configuration.hub.log_level == "debug" else recorder
 
     def restart(self, server: ServerName) -> bool:
@@ -340,7 +340,7 @@ class RunningHub:
             return None
         is_edit = entry is not None and entry.place in fix
         origin = self.configuration.origins.get(f"servers.{server}")
-        return ServerFix(fix, self._entry_places.of(origin) if is_edit else None)
+        return ServerFix(fix, self._entry_places.place_of(origin) if is_edit else None)
 
     def fixes_version(self) -> int:
         """See `core.ports.HubAdmin`."""
@@ -416,7 +416,7 @@ class RunningHub:
         secrets = {*call.headers.values(), *self._secrets_of(server)}
         secrets |= {json.dumps(secret)[1:-1] for secret in secrets}  # a text in a result is often JSON itself
         hidden = sorted((secret for secret in secrets if len(secret) >= SECRET_LENGTH_MIN), key=len, reverse=True)
-        logins = () if server is None else self.logins.known(server, call.caller)
+        logins = () if server is None else self.logins.logins_of(server, call.caller)
 
         def redact(text: str) -> str:
             for secret in hidden:
@@ -457,7 +457,7 @@ class RunningHub:
         for issuer in configuration.issuers:
             # An issuer's tokens may name any number of tenants.
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
-        self.hub.tenants.know(configuration.tenants, names)
+        self.hub.tenants.configure(configuration.tenants, names)
 
     def name_node(self, prefix: str) -> None:
         """Begin ids that refer to the memory of this process with the tag of its node."""

@@ -91,7 +91,7 @@ class MessageChannel:
         self._last_words: str | None = None
         """The reason to close it with, once everything is sent."""
         self._received_bytes = 0
-        """Bytes that were received and passed to the hearer."""
+        """Bytes that were received and passed to the receiver."""
         self._peer_received_bytes: int | None = None
         """The same of the other end, once that has closed the channel: it ignored everything after these."""
 
@@ -127,7 +127,7 @@ class MessageChannel:
         return self._written
 
     def has_left(self, offset: int) -> bool:
-        """Whether the byte before `offset` may have reached the other node's hearer."""
+        """Whether the byte before `offset` may have reached the other node's receiver."""
         is_ignored = self._peer_received_bytes is not None and offset > self._peer_received_bytes
         return not is_ignored and self._channel.has_left(offset)
 
@@ -136,7 +136,7 @@ class MessageChannel:
         return self._unsent_bytes
 
     def is_confirmed(self) -> bool:
-        """Whether the other node gave a sign of life a moment ago; if not, the hearer is told what follows."""
+        """Whether the other node sent something a moment ago; if not, the receiver learns what a ping found."""
         return self._is_done or self._channel.is_confirmed()
 
     async def is_alive(self, within: float) -> bool:
@@ -171,8 +171,8 @@ class MessageChannel:
         except ChannelClosed:
             return False
         except ChannelFull:  # it is asked only when there is room
-            self._channel.abort("it does not read what it is sent")
-            self.closed(ChannelEnd("broken", "it does not read what it is sent"))
+            self._channel.abort("it does not read its messages")
+            self.closed(ChannelEnd("broken", "it does not read its messages"))
             return False
         return True
 
@@ -234,4 +234,4 @@ class MessageChannel:
             reason, self._peer_received_bytes = closing[1], int(closing[2])
         self._give_up()
         if receiver is not None:
-            receiver.ended(reason or "its node closed the channel")
+            receiver.connection_ended(reason or "its node closed the channel")

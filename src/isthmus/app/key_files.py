@@ -62,7 +62,7 @@ class KeyFile:
         """Whether the hub was opened again after the last key was revoked."""
         return (self.folder / OPEN).exists()
 
-    def look(self) -> Look:
+    def revision(self) -> Look:
         """A value that changes whenever the list does.
 
         Raises:
@@ -76,7 +76,7 @@ class KeyFile:
 
         Raises:
             OSError: the file cannot be read; FileNotFoundError: it is gone.
-            StoreDamaged: the file is no list of keys, or others can write to it.
+            StoreDamaged: the file is not a list of keys, or others can write to it.
         """
         owners = (0, os.geteuid(), os.stat(self._state).st_uid)
         for place in (self.folder, self.path):
@@ -117,7 +117,7 @@ class KeyFile:
         draft = self._state / f".{FOLDER}-{secrets.token_hex(8)}"
         draft.mkdir(mode=0o700)
         try:
-            self._give(draft)
+            self._chown_to_owner(draft)
             self._write(draft / FILE, write_keys(()))
             try:
                 os.rename(draft, self.folder)
@@ -135,7 +135,7 @@ class KeyFile:
         lock = self.folder / LOCK
         descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            self._give(lock)
+            self._chown_to_owner(lock)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
@@ -161,9 +161,9 @@ class KeyFile:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        self._give(path)
+        self._chown_to_owner(path)
 
-    def _give(self, path: Path) -> None:
+    def _chown_to_owner(self, path: Path) -> None:
         """Give files that root created to the owner of the state folder, so that its hub can read them."""
         owner = os.stat(self._state)
         if os.geteuid() == 0 and owner.st_uid != 0:
@@ -189,7 +189,7 @@ class KeyDocument:
         """See `KeyFile`."""
         return OPEN in self._state.all(KEYS)
 
-    def look(self) -> Look:
+    def revision(self) -> Look:
         """See `KeyFile`. Raises `OSError` if the database was not read for a while."""
         if not self._state.is_current:
             raise OSError(errno.EIO, "the database cannot be read")

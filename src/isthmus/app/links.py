@@ -79,7 +79,7 @@ class Links:
         """`tasks` receives the task states that servers report themselves.
 
         `client_caps` are declared to every server for all callers, so that all see the same list.
-        Without `logins` servers are shown their headers and nothing else.
+        Without `logins` servers receive only their configured headers.
         """
         self.limits = limits
         self._client_caps = client_caps
@@ -134,7 +134,7 @@ class Links:
         if self.logins is None or isinstance(reach, TargetHttpSettings | StdioSettings | PythonSettings):
             return None
         url, credentials = over_http(reach.url), settings.credentials
-        return self.logins.of(settings.name, url, reach.headers, credentials, subject, settings.ca)
+        return self.logins.login_for(settings.name, url, reach.headers, credentials, subject, settings.ca)
 
     async def _reach_with(self, login: Login, settings: ServerSettings, carrier: Carrier) -> BaseLink:
         try:

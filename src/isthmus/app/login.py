@@ -84,7 +84,7 @@ async def log_in(
     background = BackgroundTasks("login")
     try:
         fetcher = fetcher_for(egress or Egress(), background, url, settings, wanted.server.ca)
-        kept = await _LoginAttempt(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)
+        kept = await _LoginAttempt(wanted, fetcher, url, settings, _known(vault, wanted.slot)).log_in(show)
         vault.put(wanted.slot, msgspec.json.encode(kept))
     except (DiscoveryFailed, UrlRefused, FetchFailed, NoClient, LoginRefused, VaultDamaged) as failed:
         raise LoginFailed(str(failed)) from failed
@@ -100,7 +100,7 @@ async def log_in(
 
 
 def _terms(wanted: LoginOptions) -> tuple[str, OAuthSettings]:
-    """The server's address and the login settings for this name."""
+    """The address and the login settings of a server."""
     server = wanted.server
     reach = server.reach
     if isinstance(reach, StdioSettings | PythonSettings | TargetHttpSettings):
@@ -141,7 +141,7 @@ class _LoginAttempt:
         self._known = known
         self._prover: Prover | None = None
 
-    async def made(self, show: Callable[[LoginPrompt], None]) -> StoredLogin:
+    async def log_in(self, show: Callable[[LoginPrompt], None]) -> StoredLogin:
         place = await find_place(self._fetcher, self._url, self._settings)
         server = place.server  # without metadata there is no issuer to compare
         known = None if self._known is None else (self._known.issuer, self._known.token_endpoint)

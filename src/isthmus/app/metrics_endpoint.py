@@ -72,7 +72,7 @@ def open_telemetry(configuration: Configuration, environment: Mapping[str, str])
 
 
 async def close_telemetry(telemetry: Telemetry) -> None:
-    """Send the last spans, if somebody takes them soon."""
+    """Send the last spans, if the collector accepts them soon."""
     if telemetry.exporter is not None:
         await telemetry.exporter.aclose()
 
@@ -120,7 +120,7 @@ class HubMetrics:
         self._rejected: Counter[tuple[str, int]] = Counter()
 
     def is_allowed(self, fields: Fields) -> bool | None:
-        """Whether a request may read them without being an operator's; None if there are none."""
+        """Whether a request of another caller than an operator may read the metrics; None if there are none."""
         settings = self._running.configuration.telemetry
         if settings.metrics == "off":
             return None

@@ -1,9 +1,9 @@
-"""Has long messages read in a process of its own: whatever parses megabytes at once would hold the event loop.
+"""Reads long messages in a process of their own: parsing megabytes at once would block the event loop.
 
-One process serves a hub. It starts when the first long message arrives, which the hub still reads itself, and ends when
-it is idle. If it dies, a message that it was reading is read by the next one; a message with which it dies twice, or
-that takes too long, is refused. Callers take turns. Without a process, the hub reads long messages itself, in passes
-(`core.event_loop`). `RunningHub` owns it.
+One process serves a hub. It starts with the first long message, which the hub still reads itself, and ends when it is
+idle. If it dies, the next process reads its message; a message with which it dies twice, or that takes too long, is
+refused. Callers take turns. Without a process, the hub reads long messages itself, in passes (`core.event_loop`).
+`RunningHub` owns it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ATTEMPTS_MAX = 2
 """How many processes may die with one message."""
 
 SLICE_BYTES = 256 * 1024
-"""What is written in one turn of the event loop."""
+"""Bytes that are written in one turn of the event loop."""
 
 
 class _Reading:
@@ -70,7 +70,7 @@ class LongReader:
         self._waiting = 0
         self._current: _Reading | None = None
         self._process: _Process | None = None
-        """Once it is ready."""
+        """Set once the process is ready."""
         self._task: asyncio.Task[object] | None = None
         self._changed = asyncio.Event()
         self._retry_at = 0.0
@@ -91,7 +91,7 @@ class LongReader:
         try:
             reading = _Reading(job)
         except Exception:
-            log.debug("a job cannot be sent to the reader", exc_info=True)
+            log.debug("cannot send a job to the process that reads long messages", exc_info=True)
             return False
         self._queues.setdefault(job.owner, deque()).append(reading)
         self._waiting += 1
@@ -113,7 +113,7 @@ class LongReader:
         self._current = reading
         reading.attempts += 1
         self._timer = self._loop.call_later(READ_SECONDS, self._took_too_long)
-        self._process.ask(reading.frame)
+        self._process.send(reading.frame)
         self._changed.set()
 
     def _take_current(self) -> _Reading | None:
@@ -131,11 +131,11 @@ class LongReader:
             if is_done:
                 reading.job.then(value)
             elif is_done is None:
-                log.debug("the reader cannot do a job", reason=value)
+                log.debug("the process that reads long messages cannot do a job", reason=value)
                 reading.job.here()
             else:
                 if isinstance(value, str):
-                    log.error("the reader failed", reason=value)
+                    log.error("the process that reads long messages failed", reason=value)
                 reading.job.failed(value)
 
     def _took_too_long(self) -> None:
@@ -152,7 +152,7 @@ class LongReader:
         self._process = None
         reading = self._take_current()
         if reading is not None:
-            log.warning("the reader of long messages ended", reason=why)
+            log.warning("the process that reads long messages ended", reason=why)
             if reading.attempts >= ATTEMPTS_MAX:
                 reading.job.failed("the process that read it ended")
             else:
@@ -186,7 +186,7 @@ class LongReader:
                     if self._current is None:
                         return
         except (SpawnFailed, ConnectionError, TimeoutError) as error:
-            log.warning("no process to read long messages in", reason=str(error))
+            log.warning("the process that reads long messages cannot start", reason=str(error))
             self._retry_at = self._loop.time() + RETRY_SECONDS
         finally:
             self._task = self._process = None
@@ -205,7 +205,7 @@ class LongReader:
 
 
 class _Process:
-    """One process, asked one thing at a time."""
+    """One process; it does one job at a time."""
 
     channel: ProcessChannel
 
@@ -248,7 +248,7 @@ class _Process:
             over_sockets=True,
         )
         try:
-            process.ask(frame(is_ready))
+            process.send(frame(is_ready))
             await asyncio.wait_for(process._is_ready, START_SECONDS)
         except BaseException:
             process.channel.kill()
@@ -258,7 +258,7 @@ class _Process:
 
     # -- sending, a slice in each turn of the loop ---------------------------------------------------------------------
 
-    def ask(self, request: Frame) -> None:
+    def send(self, request: Frame) -> None:
         """Send a request."""
         self._asked = request.given
         for part in request.parts:
@@ -329,6 +329,6 @@ def _answer_passes(
         yield
     try:
         answer: tuple[bool | None, Any] = load(pickled, texts, asked)
-    except Exception as error:  # noqa: BLE001 - a class of somebody else's, say; the hub can do the job itself
+    except Exception as error:  # noqa: BLE001 - for example a foreign class; the hub can do the job itself
         return None, str(error)
     return answer

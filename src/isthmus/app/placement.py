@@ -199,7 +199,7 @@ class PlacedServers:
 
     # -- what other nodes say --------------------------------------------------------------------------------------
 
-    def note(self, node: NodeId, server: str, entry: NodeServer | None) -> None:
+    def set_owner(self, node: NodeId, server: str, entry: NodeServer | None) -> None:
         """Another node runs a program, or does so no longer."""
         placed = self._placed.get(ServerName(server))
         if placed is None:
@@ -274,12 +274,12 @@ class PlacedServers:
         while True:
             for placed in tuple(self._placed.values()):
                 try:
-                    await self._look(placed)
+                    await self._check(placed)
                 except OSError as error:
                     log.debug("placement not decided", server=placed.settings.name, error=str(error))
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _look(self, placed: PlacedServer) -> None:
+    async def _check(self, placed: PlacedServer) -> None:
         if placed.document is not None and not self._is_held(placed.number):
             self._stop(placed, NOT_HERE)
         name, running = placed.settings.name, self._running

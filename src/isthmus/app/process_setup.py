@@ -205,7 +205,7 @@ class CrowdCollector:
         if self._came > THOROUGH_AFTER * servers:
             self._look_at_all()
         else:
-            _look()
+            _collect_and_freeze()
 
     def look(self) -> None:
         """Run a full collection once the crowd is gone; call it now and then."""
@@ -216,10 +216,10 @@ class CrowdCollector:
     def _look_at_all(self) -> None:
         self._came = 0
         gc.unfreeze()
-        _look()
+        _collect_and_freeze()
 
 
-def _look() -> None:
+def _collect_and_freeze() -> None:
     """Collect cycles among objects that are not frozen yet, then freeze the rest."""
     gc.collect()
     gc.freeze()

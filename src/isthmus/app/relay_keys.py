@@ -45,7 +45,7 @@ KEY_LENGTH_MIN = 16
 
 KEY_FILE_BYTES = 4096
 REVOKED_BYTES = 16 * 1024 * 1024
-"""Some million ids; the command line never writes a longer file."""
+"""Room for some million ids; the command line never writes a longer file."""
 
 LOOK_SECONDS = 0.25
 """How long a check may use cached data: thousands of sockets are checked at once."""
@@ -132,7 +132,7 @@ class NoTokens:
         return False
 
     def is_valid(self, _: Claim) -> bool:
-        """False: the key that proved it is gone."""
+        """False: without a key nothing can be proven."""
         return False
 
 
@@ -227,7 +227,7 @@ class KnownAgents:
         if now >= self._next_look:
             # Checked each time: a device may connect right after its token was issued, and this takes microseconds.
             try:
-                seen = self._list.look()
+                seen = self._list.revision()
                 if seen != self._seen:
                     self._known = self._configured | (frozenset() if seen is None else _agents_in(self._list.read()))
                     self._seen = seen
@@ -270,12 +270,12 @@ class Revocations:
         now = self._clock()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
-            self._look(now)
+            self._reload(now)
         return id in self._configured or self._noted is None or id in self._noted
 
-    def _look(self, now: float) -> None:
+    def _reload(self, now: float) -> None:
         try:
-            seen = self._list.look()
+            seen = self._list.revision()
             if seen is None and self._seen is not None:
                 raise FileNotFoundError(errno.ENOENT, "it is gone")  # revoked tokens must not become valid again
             if self._noted is None or seen != self._seen:
@@ -299,7 +299,7 @@ class _RelayList:
         self._id = id
         self.name = str(state / FOLDER / id) if isinstance(state, Path) else f"{id} in {state.where}"
 
-    def look(self) -> tuple[int, ...] | None:
+    def revision(self) -> tuple[int, ...] | None:
         """Identifies a version of the list without reading it; None if it is missing."""
         if not isinstance(self._state, Path):
             if not self._state.is_current:

@@ -34,7 +34,7 @@ STEP_SECONDS = 0.1
 """How long file system events are collected; also how often the watching thread wakes up."""
 
 STORED_LOOK_SECONDS = 0.2
-"""How often it is checked whether a new version was stored in the database; the check reads memory."""
+"""How often the hub checks for a new version in the database; the check reads memory."""
 
 QUIET_SECONDS = 0.2
 """How long files must stay unchanged before they are read: many programs write in several steps."""
@@ -71,12 +71,12 @@ def _survey(files: tuple[Path, ...]) -> Survey:
         for place in places:
             # If the folder is missing, the nearest existing parent: its creation must be noticed.
             folder = next((above for above in place.parents if above.is_dir()), Path(place.anchor))
-            look = _look(folder)
+            look = _file_state(folder)
             folders[folder] = 0 if look is None else look[0]
-    return Survey(tuple(map(_look, files)), folders)
+    return Survey(tuple(map(_file_state, files)), folders)
 
 
-def _look(file: Path) -> Look:
+def _file_state(file: Path) -> Look:
     try:
         seen = file.stat()
     except OSError:
@@ -234,7 +234,7 @@ class Reloader:
         for task in self._tasks:
             task.cancel()
 
-    def ask(self) -> None:
+    def reload_now(self) -> None:
         """Read the configuration now, even if no file changed, and log the result in any case."""
         self._urgent.set()
         self._asked.set()
@@ -246,7 +246,7 @@ class Reloader:
         while True:
             if (now := stored.revision) != seen:
                 seen = now
-                self.ask()
+                self.reload_now()
             await asyncio.sleep(STORED_LOOK_SECONDS)
 
     def _files(self) -> tuple[Path, ...]:

@@ -49,7 +49,7 @@ class StreamingFrontend(Protocol):
 
 
 class Routes:
-    """Maps paths to frontends. Paths must match exactly; nothing is normalised."""
+    """Maps paths to frontends. Paths must match exactly; nothing is normalized."""
 
     def __init__(
         self,

@@ -249,7 +249,7 @@ async def open_journal(configuration: Configuration) -> ClosableJournal:
         except (StateInUse, OSError, sqlite3.Error) as error:
             if not is_derived(configuration):
                 raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
-            log.warning("tasks will not outlast this hub", reason=str(error))
+            log.warning("tasks will not survive a restart", reason=str(error))
             return MemoryJournal()
     place = Place(configuration.file, STORAGE).at("url")
     if find_spec("asyncpg") is None:
@@ -828,7 +828,7 @@ class Signals:
             return
         logs.reopen()
         if self._reloader is not None:
-            self._reloader.ask()
+            self._reloader.reload_now()
 
     def _arrive(self) -> None:
         self._count += 1

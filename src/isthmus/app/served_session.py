@@ -60,9 +60,9 @@ class ServedServer:
     """Which server a session offers, and to whom."""
 
     me: Implementation
-    """How it is introduced."""
+    """Its name and version for the other hub."""
     caller: Caller
-    """The other hub; what is no call is its own."""
+    """The other hub; everything but calls belongs to it."""
     surface: Surface
     resolve_caller: Callable[[Members], CallOrigin]
     """Returns the caller of a call from its `_meta`."""
@@ -105,7 +105,7 @@ class ServedSession:
         )
         share.join(self)
 
-    def take(self, message: bytes) -> None:
+    def receive(self, message: bytes) -> None:
         """Receive a message from the other hub."""
         if self._is_done:
             return

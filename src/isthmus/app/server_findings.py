@@ -34,7 +34,7 @@ from isthmus.upstream.server_settings import (
 )
 
 SLOW_SECONDS = 5.0
-"""A slower start keeps people waiting; clients give up after about ten seconds."""
+"""A slower start is reported: people wait, and clients give up after about ten seconds."""
 
 CERTIFICATE_ENV = '"env": {"SSL_CERT_FILE": "${SSL_CERT_FILE}"} (Node.js: NODE_EXTRA_CA_CERTS)'
 """How a server gets the certificates of a company's proxy: it has only the variables of its entry and ten harmless
@@ -157,7 +157,7 @@ _AGENT_FIXES = {
 WORKING = ("ready", "disabled")
 
 FAILED = ("retrying", "login", "away")
-"""States that somebody has to do something about; a server that is starting may yet succeed."""
+"""States that need a person's action; a server that is starting may still succeed."""
 
 
 class ServerReport(msgspec.Struct, frozen=True):
@@ -224,18 +224,18 @@ class EntryPlaces:
     def version(self) -> int:
         """A number that changes with the places. Changed files are read again."""
         for file in list(self._ages):
-            self._look(file)
+            self._read_file(file)
         return self._version
 
-    def of(self, origin: Origin | None) -> str | None:
+    def place_of(self, origin: Origin | None) -> str | None:
         """Where an entry is; without its line until the file is read, and if the line is not certain."""
         if origin is None or (file := origin.file) is None:
             return None
-        self._look(file)
+        self._read_file(file)
         line = self._lines.get(file, {}).get(split_path(origin.path))
         return f"{file}" if line is None else f"{file}:{line}"
 
-    def _look(self, file: Path) -> None:
+    def _read_file(self, file: Path) -> None:
         with suppress(OSError):
             if self._ages.get(file) != (age := file.stat().st_mtime):
                 self._ages[file] = age
@@ -279,7 +279,7 @@ def check_server(report: ServerReport, entry: ConfiguredServer | None) -> list[D
 
 
 def fix_of(status: ServerStatus, entry: ConfiguredServer | None) -> str | None:
-    """What to do about a server that cannot be used; None if it can be, and if its reason does not tell."""
+    """How to fix a server that cannot be used; None if it works, or if its reason tells no fix."""
     if status.state not in FAILED:
         return None
     report = ServerReport(status.server, status.state, status.reason, said=status.detail)
@@ -360,7 +360,7 @@ def _fix_process(code: FindingCode, report: ServerReport, entry: ConfiguredServe
         # By hand it may work: a shell has variables that the hub does not pass on.
         return f"in {entry.place}, give it this machine's certificates: {CERTIFICATE_ENV}"
     if code is DIED:
-        # Each word by itself: quoting would change a secret that has quotes.
+        # Redact each word by itself: quoting would change a secret that has quotes.
         words = [(word, redact(word)) for word in (reach.command, *reach.args)]
         command = " ".join(shlex.quote(word) if word == shown else shown for word, shown in words)
         return f"run it by hand and read its output: {command}"

@@ -159,7 +159,7 @@ def shared_secret(configuration: Configuration) -> bytes:
     try:
         return derived_key(stored_key(Path(configuration.hub.state)), purpose)
     except (OSError, ValueError) as error:
-        log.warning("ids of remote tasks are valid at this node alone: no key can be stored", reason=str(error))
+        log.warning("ids of remote tasks are valid on this node only: their key cannot be stored", reason=str(error))
         return secrets.token_bytes(KEY_BYTES)
 
 

@@ -168,7 +168,7 @@ def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = Fa
             advice = f"{keep}; to begin without them, start it once with --insecure"
             raise ConfigError(Place(None, str(folder)).finding(said, advice=advice, code=OPEN_TO_NETWORK))
         warning = f"{', '.join(left)} of an earlier version are in {earlier} and not used here; {keep}"
-    mark(configuration)
+    write_owner(configuration)
     return warning
 
 
@@ -183,7 +183,7 @@ def left_behind(configuration: Configuration) -> list[str]:
     return _content_without_owner(earlier)
 
 
-def mark(configuration: Configuration) -> None:
+def write_owner(configuration: Configuration) -> None:
     """Note whose folder this is; not in the folder of an earlier version, which may be everybody's."""
     folder = Path(configuration.hub.state)
     if not is_derived(configuration) or (folder == earlier_folder() and _content_without_owner(folder)):

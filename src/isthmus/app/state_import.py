@@ -42,7 +42,9 @@ def report_shared_state(configuration: Configuration) -> None:
         log.error("the logins of the cluster cannot be read", reason=str(error))
     with suppress(OSError):
         if left := [each for each in plan_migration(configuration, state) if each.action == "move"]:
-            log.warning("the state folder has what nodes do not read there", items=len(left), run="isthmus migrate")
+            log.warning(
+                "local state is not used in a cluster; run `isthmus migrate`", items=len(left), run="isthmus migrate"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class Inlet:
     def _read(self) -> None:
         try:
             while chunk := self._next():
-                self._loop.call_soon_threadsafe(self._take, chunk)
+                self._loop.call_soon_threadsafe(self._receive, chunk)
             self._loop.call_soon_threadsafe(self.ended.set)
         except RuntimeError:
             return  # the loop is closed
@@ -194,7 +194,7 @@ class Inlet:
 
     # In the loop.
 
-    def _take(self, chunk: bytes) -> None:
+    def _receive(self, chunk: bytes) -> None:
         if self._is_stopped:
             return
         self._feed(chunk)

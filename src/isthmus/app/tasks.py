@@ -1,4 +1,4 @@
-"""The durable tasks of a hub as people look at them: lists, one task, its changes, cancelling. REST serves them.
+"""The durable tasks of a hub as people see them: lists, one task, its changes, cancelling. REST serves them.
 
 The engine stores what each frontend needs to know of its tasks; this module reads it for A2A and for the hub's MCP
 tasks, and decides who sees what.
@@ -61,7 +61,7 @@ RESULT_BYTES_MAX = 1024 * 1024
 """Longer results are left out: A2A and MCP have them whole."""
 
 FEED_SECONDS = 0.1
-"""Changed tasks reach those who follow the list this often, however many there are."""
+"""How often followers of the list receive changed tasks, however many have changed."""
 
 FED_AT_ONCE = 200
 FED_MAX = 1_000
@@ -123,7 +123,7 @@ class TaskBrowser:
             return None
 
     def _entry_for(self, record: TaskRecord, viewer: Caller, query: TaskQuery) -> TaskEntry | None:
-        """The entry of a task, if this viewer may see it and asks for it."""
+        """The entry of a task, if this viewer may see it and the filter matches."""
         if not self._is_visible(record, viewer):
             return None
         entry = self._entry(record, with_content=_is_own(record, viewer))
@@ -178,7 +178,7 @@ class TaskBrowser:
         if live.stored is None:
             return None
         try:
-            # Whatever its state is now: a task that has left the list may be shown there.
+            # Whatever its state is now: the follower may still show a task that has left the list.
             return self._entry_for(live.stored, feed.viewer, msgspec.structs.replace(feed.query, states=()))
         except msgspec.MsgspecError:  # another version of the hub wrote it
             return None
@@ -267,7 +267,7 @@ class TaskBrowser:
         return viewer.is_operator or _is_own(record, viewer)
 
     def _shows_content(self, record: TaskRecord, viewer: Caller, *, with_content: bool) -> bool:
-        """Whether to show what was said. An operator who reads another caller's is in the audit log."""
+        """Whether to show messages and results. If an operator reads another caller's, the audit log notes it."""
         if _is_own(record, viewer):
             return True
         if with_content:
@@ -348,7 +348,7 @@ class TaskBrowser:
 
 
 class TaskFeed:
-    """Somebody who follows the list, and the tasks that changed meanwhile."""
+    """A follower of the list, and the tasks that changed meanwhile."""
 
     def __init__(self, viewer: Caller, query: TaskQuery, send: Callable[[Sequence[TaskEntry]], bool]) -> None:
         self.viewer = viewer
@@ -358,7 +358,7 @@ class TaskFeed:
 
 
 class TaskFollower:
-    """Somebody who follows one task; see `core.tasks.live_task.TaskListener`."""
+    """A follower of one task; see `core.tasks.live_task.TaskListener`."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class TaskFollower:
 
 
 def _owners(tenant: str, name: str) -> tuple[TaskOwner, TaskOwner]:
-    """A caller's owners of tasks: at A2A and at MCP."""
+    """The two owner keys of a caller's tasks: A2A and MCP."""
     return TaskOwner(tenant, name), TaskOwner(tenant, name, REALM)
 
 

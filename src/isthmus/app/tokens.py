@@ -101,8 +101,8 @@ class IssuerKeys:
             log.exception("the keys of an issuer could not be fetched: a defect in the hub", issuer=name)
             return False
         if issuer.trouble:
-            log.info("the keys of an issuer are here", issuer=name, keys=len(keys))
-        issuer.take_keys(keys)
+            log.info("issuer keys fetched", issuer=name, keys=len(keys))
+        issuer.set_keys(keys)
         return True
 
 
@@ -149,7 +149,7 @@ async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
             raise KeysNotFound("its metadata cannot be read") from error
         if said.issuer != issuer:
             # Otherwise write access to one path of a host would be enough to impersonate all its issuers.
-            raise KeysNotFound("its metadata is of another issuer than the one that is configured")
+            raise KeysNotFound("its metadata names another issuer than the configured one")
         if not said.jwks_uri:
             raise KeysNotFound("its metadata does not say where its keys are")
         return said.jwks_uri
@@ -319,7 +319,7 @@ class TokenService:
         caller = self.identities.by_digest(digest) if len(key) >= KEY_LENGTH_MIN else None
         return self._own.make(digest) if isinstance(caller, Caller) and name in (None, caller.name) else None
 
-    def gives_tokens(self) -> bool:
+    def issues_tokens(self) -> bool:
         """See `frontends.oauth.http.TokenIssuer`."""
         return bool(self.identities.callers())
 

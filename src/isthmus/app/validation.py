@@ -116,7 +116,7 @@ class ValidationWorker:
         tool = inflight.target.own or inflight.target.feature
         schema = bytes(tool.definition.get("inputSchema", b"true"))
         try:
-            wrong = await self._ask(schema, bytes(inflight.call.arguments))
+            wrong = await self._validate(schema, bytes(inflight.call.arguments))
         except TimeoutError:
             log.warning("arguments took too long to validate", server=tool.server, tool=tool.name)
             now = asyncio.get_running_loop().time()
@@ -126,15 +126,15 @@ class ValidationWorker:
                 self._refused[tool.digest] = now + REFUSE_SECONDS
             wrong = EXPENSIVE
         except (SpawnFailed, ConnectionError) as error:
-            log.warning("no process to validate arguments in", reason=str(error))
+            log.warning("the process that validates arguments cannot start", reason=str(error))
             wrong = EXPENSIVE
         if wrong is not None:
             inflight.finish(BadArguments(inflight.call.name, wrong))
         elif not inflight.is_done:
             waiting.then(inflight)
 
-    async def _ask(self, schema: bytes, arguments: bytes) -> str | None:
-        """What is wrong with the arguments, or None.
+    async def _validate(self, schema: bytes, arguments: bytes) -> str | None:
+        """The error in the arguments, or None.
 
         Raises:
             TimeoutError: it took too long.
@@ -145,9 +145,9 @@ class ValidationWorker:
             if self._process is None:
                 self._process = await _Process.start(self._environment)
                 async with asyncio.timeout(START_SECONDS):
-                    await self._process.ask(b"true", b"{}")
+                    await self._process.validate(b"true", b"{}")
             async with asyncio.timeout(CHECK_SECONDS):
-                return await self._process.ask(schema, arguments)
+                return await self._process.validate(schema, arguments)
         except BaseException:
             await self._end_process(at_once=True)
             raise
@@ -161,7 +161,7 @@ class ValidationWorker:
 
 
 class _Process:
-    """One worker process, asked one thing at a time."""
+    """One worker process; it does one check at a time."""
 
     channel: ProcessChannel
 
@@ -188,7 +188,7 @@ class _Process:
         )
         return process
 
-    async def ask(self, schema: bytes, arguments: bytes) -> str | None:
+    async def validate(self, schema: bytes, arguments: bytes) -> str | None:
         """Have arguments checked.
 
         Raises:

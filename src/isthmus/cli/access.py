@@ -209,8 +209,8 @@ async def snapshot_of(source: RemoteSource | LocalSource, configuration: Configu
         statuses = await _statuses(source, configuration, wait=wait)
         return _snapshot(_without_withheld(statuses, configuration), configuration)
     async with open_hub(source, wait=wait) as hub:
-        tools = read_listing(await hub.list(TOOLS), TOOLS).offers
-        prompts = read_listing(await hub.list(PROMPTS), PROMPTS).offers
+        tools = read_listing(await hub.list(TOOLS), TOOLS).features
+        prompts = read_listing(await hub.list(PROMPTS), PROMPTS).features
     return _snapshot(_listed(tools, prompts, configuration), configuration)
 
 
@@ -253,7 +253,7 @@ async def _statuses(
         infos = {info.name: info for info in read_servers(await hub.servers())}
         # Only the hub knows the servers that have dialled in.
         dialled = [name for name, settings in configuration.fleets.items() if settings.may_dial and name in infos]
-        tools = read_listing(await hub.list(TOOLS), TOOLS).offers if dialled else ()
+        tools = read_listing(await hub.list(TOOLS), TOOLS).features if dialled else ()
     known: dict[ServerName, ServerStatus] = {}
     async with aclosing(ServerListFiles(Path(configuration.hub.state))) as files:
         cache = ListCache(files)

@@ -1,8 +1,8 @@
 """`isthmus approve`: shows tools whose definition changed, and lets the operator approve them.
 
-It works on the file in the state folder, or on the database of a cluster; running hubs see the approval within a
-second. Servers wrote everything
-that is shown, so all of it is escaped for the terminal.
+It reads and writes the file in the state folder, or the database of a cluster, so it works without a running hub;
+running hubs see an approval within a second. All texts that it prints come from servers and are escaped for the
+terminal.
 """
 
 from __future__ import annotations

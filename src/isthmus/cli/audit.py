@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from isthmus.app.audit_reader import (
-    AuditElsewhere,
+    AuditStoredElsewhere,
     SlottedRow,
     audit_line,
     broken_words,
@@ -222,7 +222,7 @@ def _csv_line(values: Sequence[str]) -> str:
 
 
 def _unreadable(error: OSError) -> CommandFailed:
-    if isinstance(error, AuditElsewhere):
+    if isinstance(error, AuditStoredElsewhere):
         return CommandFailed(Exit.CONFIGURATION, str(error), error.advice)
     advice = "Name the hub's configuration with --config, and run this as the user that runs the hub."
     return CommandFailed(Exit.CALL_FAILED, str(error), advice)

@@ -19,7 +19,7 @@ from isthmus.cli.rest_client import HubClient
 from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.core.access.budget_rules import Period, period_at
 
-NOTHING = "No budget is about you. [budgets] in the configuration sets them."
+NOTHING = "No budget applies to you. [budgets] in the configuration sets them."
 
 
 class _Budget(msgspec.Struct, rename="camel"):
@@ -86,7 +86,13 @@ def _print(found: list[_Budget], counters: list[_CounterRow]) -> None:
     for budget in found:
         own = [each for each in counters if each.budget == budget.name]
         for each in own:
-            row = (budget.name, _subject_text(each.subject), _used(budget, each), _in(budget), _moment(each.renewed))
+            row = (
+                budget.name,
+                _subject_text(each.subject),
+                _used(budget, each),
+                _period_text(budget),
+                _moment(each.renewed),
+            )
             rows.append(row)
         if not own:
             # A budget that nobody has used has a row, too. Only operators learn how often one refused a call.
@@ -94,7 +100,9 @@ def _print(found: list[_Budget], counters: list[_CounterRow]) -> None:
             is_hidden |= not is_shown
             used = _used(budget, _CounterRow(budget.name, {}, 0.0, 0, 0, 0.0)) if is_shown else _limits(budget)
             of = "hub" if budget.per == "hub" else f"each {budget.per}"
-            rows.append((budget.name, of, used, _in(budget), _moment(period_at(budget.period, time.time())[1])))
+            rows.append(
+                (budget.name, of, used, _period_text(budget), _moment(period_at(budget.period, time.time())[1]))
+            )
     titles = ("BUDGET", "OF", "USED", "IN", "RENEWED")
     escaped = [tuple(harmless(cell, keep="") for cell in row) for row in rows]
     print_table(titles, escaped, ("bold", "", "cyan", "", ""), is_wrapped=True)
@@ -127,7 +135,7 @@ def _limits(budget: _Budget) -> str:
     return f"not shown, of {', '.join(limits)}"
 
 
-def _in(budget: _Budget) -> str:
+def _period_text(budget: _Budget) -> str:
     return f"this {budget.period}"
 
 

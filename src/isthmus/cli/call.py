@@ -199,7 +199,7 @@ async def _find_tool(hub: HubClient, name: str, deadline: float) -> ListedFeatur
         try:
             return choose(name, listing)
         except CommandFailed:
-            starting = [missing for missing, gone in listing.absences.items() if gone.state == "starting"]
+            starting = [missing for missing, gone in listing.missing.items() if gone.state == "starting"]
             if time.monotonic() > deadline or not (server in starting if method else starting):
                 servers = read_servers(await hub.servers()) if method else []
                 _check_enabled(name, servers)
@@ -369,11 +369,11 @@ def choose(name: str, listing: FeatureList, shape: ListShape = TOOLS) -> ListedF
     Raises:
         CommandFailed: no feature has the name, or several do.
     """
-    exact = {offer.name: offer for offer in listing.offers}
+    exact = {offer.name: offer for offer in listing.features}
     if name in exact:
         return exact[name]
     pairs = {}
-    for offer in listing.offers:
+    for offer in listing.features:
         server, dot, feature = offer.name.partition(".")
         if dot:  # names in another style have no short form
             pairs[ServerName(server), FeatureName(feature)] = offer
@@ -389,7 +389,7 @@ def choose(name: str, listing: FeatureList, shape: ListShape = TOOLS) -> ListedF
 
 
 def _unknown(name: str, listing: FeatureList, shape: ListShape) -> CommandFailed:
-    missing = listing.absences
+    missing = listing.missing
     server, dot, _ = name.partition(".")
     if not dot:  # perhaps the form of a name that language models see
         fitting = [each for each in missing if name.startswith(llm_form((ServerName(each), FeatureName(""))))]
@@ -402,7 +402,7 @@ def _unknown(name: str, listing: FeatureList, shape: ListShape) -> CommandFailed
             "executed: no. `isthmus doctor` checks each server.",
         )
     advice = f"`isthmus {shape.member}` lists all {shape.noun}s."
-    if near := suggestions(name, (offer.name for offer in listing.offers)):
+    if near := suggestions(name, (offer.name for offer in listing.features)):
         advice = f"Did you mean {' or '.join(near)}? {advice}"
     if missing:
         advice += f" Not connected, so not listed: {', '.join(sorted(missing))}."

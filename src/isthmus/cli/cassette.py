@@ -149,7 +149,7 @@ def _open(file: Path, match: Match, timing: Timing) -> Player:
 
 
 def _report(file: Path, player: Player) -> bool:
-    """Tell which calls of a strict cassette nobody made; True if there are none."""
+    """Print which calls of a strict cassette were not made; True if there are none."""
     left = player.unplayed() if player.match == "strict" else []
     if left:
         calls = len(player.cassette.calls)

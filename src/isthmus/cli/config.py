@@ -221,7 +221,9 @@ def _store(
     for finding in read.warnings:
         print_error(f"warning: {finding} [{finding.code}]")
     for path in sorted(plain_secrets(tables)):
-        print_error(f"warning: {path} has a secret in plain text, which who reads the database can read: use env:NAME")
+        print_error(
+            f"warning: {path} has a secret in plain text, which everybody who can read the database sees: use env:NAME"
+        )
     if read.broken and not is_forced:
         text = f"{counted(len(read.broken), 'server')} cannot be used: {', '.join(read.broken)}; nothing was stored"
         raise CommandFailed(Exit.CONFIGURATION, text, "Fix the findings, or store it as it is with --force.")
@@ -307,7 +309,7 @@ def access_of(configuration: Configuration) -> AccessMode:
         ConfigError: the hub would refuse to start: it would be open to a network, or its keys cannot be read.
     """
     has_keys = keys_in(key_store(configuration)) is not None
-    has_others = has_keys or bool(configuration.issuers) or bool(configuration.extensions.of("identity"))
+    has_others = has_keys or bool(configuration.issuers) or bool(configuration.extensions.in_group("identity"))
     return access_mode(configuration.hub, configuration.callers, has_others=has_others, targets=configuration.targets)
 
 
@@ -405,7 +407,7 @@ def _values_as_json(configuration: Configuration, values: Sequence[ConfigValue],
                 if (origin := value.origin) is None
                 else {
                     "file": None if origin.file is None else str(origin.file),
-                    "line": lines.of(origin),
+                    "line": lines.line_of(origin),
                     "path": origin.path,
                     "borrowed": list(origin.borrowed),
                 }
@@ -434,7 +436,7 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
         value = getattr(configuration.telemetry, name)
         yield f"telemetry.{name}", HIDDEN if name == "metrics_key" and value else value
     for group in GROUPS:
-        yield f"{EXTENSIONS}.{group}", [each.name for each in configuration.extensions.of(group)]
+        yield f"{EXTENSIONS}.{group}", [each.name for each in configuration.extensions.in_group(group)]
     yield from _relay_values(configuration.relay)
     for server in configuration.servers:
         yield from _below("servers", server.name, _server_values(server))
@@ -612,7 +614,7 @@ class _LineNumbers:
     def __init__(self) -> None:
         self._files: dict[Path, dict[Keys, int]] = {}
 
-    def of(self, origin: Origin) -> int | None:
+    def line_of(self, origin: Origin) -> int | None:
         """The line of a value; None if it is unknown."""
         if origin.file is None:
             return None
@@ -626,7 +628,7 @@ class _LineNumbers:
             return "default"
         if origin.file is None:
             return origin.path if origin.path.startswith("--") else f"variable {origin.path}"
-        line = self.of(origin)
+        line = self.line_of(origin)
         where = f"{origin.file}:{line}" if line is not None else f"{origin.file}"
         borrowed = f", with {', '.join(origin.borrowed)}" if origin.borrowed else ""
         return f"{where} {origin.path}{borrowed}"

@@ -353,7 +353,7 @@ class DialView:
 
     def _draw(self) -> None:
         self._is_due = False
-        self._live.update(_table(self._dialler.shown(), time.time()), refresh=True)
+        self._live.update(_table(self._dialler.status(), time.time()), refresh=True)
         self._schedule(REDRAW_SECONDS)
 
 

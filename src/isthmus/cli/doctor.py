@@ -180,8 +180,8 @@ async def _diagnose(
     if configuration is not None:
         entries = {server.name: entry_of(server, configuration) for server in configuration.servers}
     limits = Limits() if configuration is None else configuration.hub.limits
-    tools = read_listing(await hub.list(TOOLS), TOOLS).offers
-    resources = read_listing(await hub.list(RESOURCES), RESOURCES).offers
+    tools = read_listing(await hub.list(TOOLS), TOOLS).features
+    resources = read_listing(await hub.list(RESOURCES), RESOURCES).features
     found = [each for report in reports for each in check_server(report, entries.get(report.server))]
     for entry in entries.values():
         reach = entry.settings.reach

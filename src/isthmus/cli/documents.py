@@ -36,8 +36,8 @@ class MissingServerInfo(msgspec.Struct, frozen=True):
 class FeatureList:
     """A list, and the servers that are missing from it."""
 
-    offers: list[ListedFeature]
-    absences: dict[str, MissingServerInfo]
+    features: list[ListedFeature]
+    missing: dict[str, MissingServerInfo]
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     resources: int = 0
     resource_templates: int = msgspec.field(name="resourceTemplates", default=0)
     detail: str | None = None
-    """The last that it wrote to standard error."""
+    """Its last lines on standard error."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -160,7 +160,7 @@ def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool,
 
 
 class AddCommand(click.Command):
-    """Says what an option of the server's command needs in front of it."""
+    """Explains that options of the server's command come after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command`."""
@@ -219,7 +219,7 @@ def add(name: str, words: tuple[str, ...], config: Path | None, wait: float, **o
 
 
 async def _follows(source: RemoteSource, name: str) -> bool:
-    """Wait until the running hub has started a new server, so that the next command can use it."""
+    """Wait until the running hub has started the new server, so that the next command can use it."""
     quiet_logs()
     until = time.monotonic() + FOLLOW_SECONDS
     with suppress(CommandFailed):
@@ -572,7 +572,7 @@ def _read_sources(options: ImportOptions, context: HostContext, file: Path) -> C
     if file.exists():  # its extensions may read the files of other programs
         variables = Variables(variables_of(file, context.environment)[0], file.parent, context.home)
         extensions, _ = read_extensions(read_document(file), variables)
-        importers = {each.name: each for each in extensions.of("importers")}
+        importers = {each.name: each for each in extensions.in_group("importers")}
     dialect = None
     if options.dialect is not None:
         dialect = DIALECTS.get(options.dialect)
@@ -692,7 +692,7 @@ def _print_plan(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_writte
 
 
 def print_notes(added: Sequence[ImportCandidate]) -> None:
-    """Say of imported servers in which folder they run, and which have secrets in the file."""
+    """Print the folders in which imported servers run, and which of them have secrets in the file."""
     for candidate in added:
         if candidate.entry.folder is not None:
             print_error(f"{candidate.name} runs in {candidate.entry.folder} (cwd), the folder of its file.")

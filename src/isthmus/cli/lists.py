@@ -90,8 +90,8 @@ async def list_features(source: HubSource, shape: ListShape, *, wait: float, is_
             print_json(await hub.list(shape))
             return Exit.SUCCESS
         listing = await hub.listing(shape)
-    print_features(listing.offers, shape)
-    print_missing(listing.absences)
+    print_features(listing.features, shape)
+    print_missing(listing.missing)
     return Exit.SUCCESS
 
 

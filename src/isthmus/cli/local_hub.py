@@ -1,6 +1,6 @@
 """A hub that a command starts in this process, without a port: the same REST frontend, reached in memory.
 
-`cli.find_hub` opens it where no running hub is meant; `access` and `doctor` also look inside.
+`cli.find_hub` opens it where no running hub is used; `access` and `doctor` also look inside.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ASKABLE = frozenset(["elicitation", *(f"elicitation.{mode}" for mode in QUESTION
 """What a command that answers questions declares to servers, as the REST frontend reads it."""
 
 NO_WAIT_SECONDS = 0.001
-"""A limit must be positive; `--wait 0` means this."""
+"""The wait for `--wait 0`, since a limit must be positive."""
 
 NOTICE_SECONDS = 1.0
 """After this long, a person wants to know which servers the command is waiting for."""
@@ -144,7 +144,7 @@ class WrittenLists(ServerListFiles):
     """
 
     async def read(self, key: str) -> bytes | None:
-        """Know nothing."""
+        """No stored list is used."""
         return None
 
 
@@ -298,7 +298,7 @@ async def start_local_hub(
     hub = LocalHub(running, pins, audit_log, lists)
     notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, hub.print_waiting)
     try:
-        await hub.running.hub.settle(EVERYTHING)
+        await hub.running.hub.wait_connected(EVERYTHING)
     except BaseException:
         await hub.aclose()
         raise

@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
 from isthmus.app.shared_state import vault_of
-from isthmus.app.state_folder import mark
+from isthmus.app.state_folder import write_owner
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, WaitSeconds, with_config, with_json
@@ -76,7 +76,7 @@ def login(
     server, subject = settings.name, None if caller is None else subject_of(caller)
     options = LoginOptions(settings, subject, scope, is_device, seconds)
     try:
-        mark(configuration)
+        write_owner(configuration)
         stored = run_command(log_in(options, _vault(configuration), _print_prompt))
     except LoginFailed as failed:
         advice = f"See [servers.{server}.oauth] in the documentation for what can be configured."

@@ -234,11 +234,11 @@ class HubClient:
     async def listing(self, shape: ListShape) -> FeatureList:
         """One of the lists, read. Operators see the last line of each missing server's standard error."""
         listing = read_listing(await self.list(shape), shape)
-        if listing.absences:
+        if listing.missing:
             troubles = {server.name: server.trouble for server in read_servers(await self.servers())}
-            for name, gone in listing.absences.items():
+            for name, gone in listing.missing.items():
                 reason = troubles.get(name) or gone.reason
-                listing.absences[name] = msgspec.structs.replace(gone, reason=reason)
+                listing.missing[name] = msgspec.structs.replace(gone, reason=reason)
         return listing
 
     async def find_tool(self, name: str) -> ListedFeature | None:
@@ -319,7 +319,7 @@ class HubClient:
         return await self._get(f"/v1/relay/{what}")
 
     async def forget(self, server: str) -> str | None:
-        """Make the hub forget a dialled-in server that is away. Returns why it did not, or None."""
+        """Make the hub forget a dial-in server that is away. Returns the reason if it refused, else None."""
         response = await self._request("DELETE", f"/v1/relay/servers/{quote(server, safe='')}")
         return None if response.status == OK else self._refusal(response).message
 
@@ -328,7 +328,7 @@ class HubClient:
     ) -> Result | CallFailure:
         """Make a call and wait for its end. Cancelling this cancels the call at the server.
 
-        With an `answer` the server may ask; without, `watch` gets the questions that the hub declined.
+        With `answer` the server may ask questions; without it, `watch` receives the questions that the hub declined.
         """
         match call.kind:
             case "tool" | "prompt":
@@ -433,7 +433,7 @@ class HubClient:
 
 
 async def unless_away(document: Awaitable[T]) -> tuple[T | None, str | None]:
-    """A document of the hub, or why the hub cannot be reached, for commands that show it again and again.
+    """A document of the hub, or why the hub cannot be reached, for commands that refresh their output.
 
     Raises:
         CommandFailed: the hub refused.
@@ -493,7 +493,7 @@ class HubQuestion(msgspec.Struct, frozen=True):
     params: msgspec.Raw = msgspec.Raw(b"{}")
 
     def read_params(self) -> dict[str, Any]:
-        """Its parameters as MCP has them: `message` and `requestedSchema`, or `mode` and `url`."""
+        """Its parameters in the form of MCP: `message` and `requestedSchema`, or `mode` and `url`."""
         read = msgspec.json.decode(self.params)
         return read if isinstance(read, dict) else {}
 

@@ -19,7 +19,7 @@ import msgspec
 
 from isthmus.app.key_files import KeyStore, fix_of, reason_of
 from isthmus.app.shared_state import key_store
-from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, mark
+from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, write_owner
 from isthmus.cli.config import configuration_for_keys
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
@@ -38,7 +38,7 @@ from isthmus.identity.minted_keys import (
     StoreDamaged,
     check_name,
     current,
-    meant,
+    keys_named,
     mint,
     renewed,
     revoked,
@@ -129,7 +129,7 @@ def token_rotate(name: str, overlap: str, expires: str | None, config: Path | No
         lifetime = None if before.expires_at is None else max(before.expires_at - before.made_at, 1.0)
         made[:] = [renewed(before, now, ends or (None if lifetime is None else now + lifetime))]
         others = tuple(rotated_out(key, now, still) if key.id == before.id else key for key in keys)
-        return _with(others, made[0][1], now)
+        return _with_new_key(others, made[0][1], now)
 
     _change(configuration, decide)
     _print_key(*made[0], is_json=is_json)
@@ -234,9 +234,9 @@ def new_key(configuration: Configuration, options: KeyOptions) -> tuple[str, Min
         if current(keys, options.name, now) is not None:
             advice = f"isthmus token rotate {options.name}, or choose another name."
             raise CommandFailed(Exit.USAGE, f"{options.name} already has a key", advice)
-        return _with(keys, made, now)
+        return _with_new_key(keys, made, now)
 
-    mark(configuration)
+    write_owner(configuration)
     _change(configuration, decide, may_begin=True, to_open=False)
     return key, made
 
@@ -261,7 +261,7 @@ def revoke_key(file: Path | None, word: str, *, to_open: bool = False) -> Exit:
     others: list[str] = []
 
     def decide(keys: Keys) -> Keys:
-        ids = {key.id for key in meant(keys, word)}
+        ids = {key.id for key in keys_named(keys, word)}
         if not ids:
             _check_not_configured(word, configuration)
             # Not quoted: it may be the key itself, or a token.
@@ -343,7 +343,7 @@ def _hub_of(configuration: Configuration) -> str:
 
 def _has_other_callers(configuration: Configuration) -> bool:
     """Whether callers other than those with keys of the state folder are known."""
-    return bool(configuration.named or configuration.issuers or configuration.extensions.of("identity"))
+    return bool(configuration.named or configuration.issuers or configuration.extensions.in_group("identity"))
 
 
 def _is_open(configuration: Configuration) -> bool:
@@ -361,7 +361,7 @@ def _earlier_keys(configuration: Configuration) -> list[str]:
 # -- the key file ----------------------------------------------------------------------------------------------------
 
 
-def _with(keys: Keys, made: MintedKey, now: float) -> Keys:
+def _with_new_key(keys: Keys, made: MintedKey, now: float) -> Keys:
     kept = without_old(keys, now)
     if len(kept) >= KEYS_MAX:
         text = f"the limit of {KEYS_MAX} keys is reached, including those that ended in the last month"

@@ -96,9 +96,9 @@ async def list_tools(source: HubSource, server: str | None, *, wait: float, is_j
             return Exit.SUCCESS
         listing = await hub.listing(TOOLS)
         await _check_server(hub, server)
-    offers = [offer for offer in listing.offers if server in (None, offer.server)]
+    offers = [offer for offer in listing.features if server in (None, offer.server)]
     print_features(offers, TOOLS)
-    print_missing({name: gone for name, gone in listing.absences.items() if server in (None, name)})
+    print_missing({name: gone for name, gone in listing.missing.items() if server in (None, name)})
     return Exit.SUCCESS
 
 
@@ -281,14 +281,14 @@ async def search_tools(
     async with open_hub(source, wait=wait, name=None if server is None else f"{server}.") as hub:
         listing = await hub.listing(TOOLS)
         await _check_server(hub, server)
-    offers = [offer for offer in listing.offers if server in (None, offer.server)]
+    offers = [offer for offer in listing.features if server in (None, offer.server)]
     found = ranked(words, offers)
     if is_json:
         print_json(msgspec.json.encode({TOOLS.member: [offer.definition for offer in found]}))
         return Exit.SUCCESS if found else Exit.CALL_FAILED
     if not found:
         print_error(f"No tool fits {' '.join(words)!r}. `isthmus tools` lists all.")
-        print_missing({name: gone for name, gone in listing.absences.items() if server in (None, name)})
+        print_missing({name: gone for name, gone in listing.missing.items() if server in (None, name)})
         return Exit.CALL_FAILED
     rows = [(offer.name, first_line(description_of(offer))) for offer in found[:FOUND_MAX]]
     print_table(("TOOL", "DESCRIPTION"), rows, ("cyan", ""))

@@ -1,4 +1,4 @@
-"""The port of the bus between the nodes of a cluster, and the values that it speaks of.
+"""The port of the bus between the nodes of a cluster, and its values.
 
 `cluster.unix` connects the workers of one machine, `cluster.nats` connects machines; both keep exactly what is promised
 here. A node is one process. The bus is transport, never truth: what must last is in the database.
@@ -9,7 +9,7 @@ Three ways to reach other nodes, from the cheapest to the strongest promise:
 - `request`: one question to one node, with one answer or one of two errors. `NodeAway` proves that nothing handled it;
   `NoResponse` does not.
 - `connect`: a `BusChannel` to a service of one node. Its messages arrive once and in order, or it breaks and both sides
-  are told.
+are notified.
 
 All callbacks run in the event loop. An exception of a callback is logged and costs only its own message, request or
 channel.
@@ -130,7 +130,7 @@ class BusChannel(Protocol):
         """Whether `send` accepts messages."""
 
     def is_confirmed(self) -> bool:
-        """Whether the peer gave a sign of life a moment ago.
+        """Whether the peer sent something a moment ago.
 
         If not, it is pinged: the receiver's `writable` is called when it gives one, and `silent` if it gives none soon.
         """

@@ -309,16 +309,16 @@ class Channel:
     def report_life(self) -> None:
         """Tell the owner that it may write."""
         if self._receiver is not None:
-            self._tell(self._receiver.writable)
+            self._notify_receiver(self._receiver.writable)
 
     def report_silence(self, confirmed: int) -> None:
         """Tell the owner that the peer answers no ping, and has confirmed nothing after this offset."""
         if self.state == "opening":
             self.break_both("it answers no ping")
         elif self._receiver is not None:
-            self._tell(self._receiver.silent, confirmed)
+            self._notify_receiver(self._receiver.silent, confirmed)
 
-    def _tell(self, report: Callable[..., None], *arguments: object) -> None:
+    def _notify_receiver(self, report: Callable[..., None], *arguments: object) -> None:
         if self.state == "open":
             try:
                 report(*arguments)

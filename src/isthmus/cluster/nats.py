@@ -596,7 +596,7 @@ def _client_class() -> Any:
     from nats.aio.client import Client  # noqa: PLC0415 - only clusters need it
 
     class StrictClient(Client):
-        """A client that sends nothing over a plain connection where TLS was asked for."""
+        """A client that sends nothing over a plain connection where TLS was requested."""
 
         def __init__(self, *, wants_tls: bool) -> None:
             super().__init__()

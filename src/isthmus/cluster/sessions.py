@@ -154,7 +154,7 @@ class PeerSession:
         self._asked: dict[Channel, int] = {}
         """The same, from before that ping; it is not answered yet."""
         self._held: dict[Channel, None] = {}
-        """Channels that wait for a sign of life."""
+        """Channels that wait until the peer sends something."""
         self._confirmed_end = 0
         """Requests up to this place in the pipe's stream have arrived."""
         self._asked_end: int | None = None
@@ -254,11 +254,11 @@ class PeerSession:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the peer has not answered a ping in time, and given no other sign of life since."""
+        """Whether the peer has not answered a ping in time, and sent nothing else since."""
         return self._silent_steps >= PING_STEPS
 
     def note_received(self) -> None:
-        """The peer has given a sign of life."""
+        """The peer has sent something."""
         self.received_at = self._bus.clock
         self._silent_steps = 0
         if self._held:

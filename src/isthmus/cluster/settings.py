@@ -110,7 +110,8 @@ class BusSettings:
     """A peer that was silent for so long is away: its channels break and its requests end. A node that dies is noticed
     within this time and a quarter of `beat_seconds`."""
     fresh_seconds: float = 0.25
-    """A peer that was heard within this time is sent messages without a question. It is the time after a cut in which
+    """A peer that sent something within this time gets messages without a ping first. It is the time after a cut in
+    which
     a call may still leave, so that nobody can say whether it ran."""
     answer_seconds: float = 0.7
     """A peer that answers no ping, and sends nothing else, for so long is silent. It is over twice the delay that a

@@ -230,7 +230,7 @@ class UnixPipe(asyncio.Protocol):
         self._session: PeerSession | None = None
         self._waiting: PeerSession | None = None
         self._transport: asyncio.Transport
-        self._decoder = FrameDecoder(self._take)
+        self._decoder = FrameDecoder(self._receive)
         self._timer: asyncio.TimerHandle | None = None
         self._is_done = False
         self._left: int | None = None
@@ -318,7 +318,7 @@ class UnixPipe(asyncio.Protocol):
             logger.exception("frame of a peer could not be handled")
             self._end("a frame could not be handled")
 
-    def _take(self, frame: memoryview) -> None:
+    def _receive(self, frame: memoryview) -> None:
         session = self._session
         if self._is_done:
             return
@@ -344,9 +344,9 @@ class UnixPipe(asyncio.Protocol):
         if self._session is None:
             self._end("it is not wanted")
         else:
-            self._settle()
+            self._handshake_done()
 
-    def _settle(self) -> None:
+    def _handshake_done(self) -> None:
         self._bus.handshakes.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -358,7 +358,7 @@ class UnixPipe(asyncio.Protocol):
         """End it after what was written; the session is ended by the bus."""
         self._left = self.left_bytes()
         self._is_done = True
-        self._settle()
+        self._handshake_done()
         self._quota.stop()
         self._transport.close()
 
@@ -372,7 +372,7 @@ class UnixPipe(asyncio.Protocol):
             return
         self._left = self.left_bytes()
         self._is_done = True
-        self._settle()
+        self._handshake_done()
         self._quota.stop()
         cut(self._transport)
         if self._session is not None:

@@ -191,7 +191,7 @@ class Sandbox:
         self._lost.set()
         hosts, self._hosts = self._hosts, {}
         if hosts:
-            log.warning("the process of the scripts ended", reason=why, scripts=len(hosts))
+            log.warning("the script process ended", reason=why, scripts=len(hosts))
         for number, host in hosts.items():
             host.ended(ScriptEnd(number, "crashed", message=f"The process of the sandbox ended: {why}"))
 
@@ -219,4 +219,4 @@ class SandboxedScript:
 
 def _log_stderr(data: bytes) -> None:
     if text := data.decode("utf-8", "replace").strip():
-        log.error("the process of the scripts reports", text=text[-STDERR_LENGTH_MAX:])
+        log.error("the script process wrote to standard error", text=text[-STDERR_LENGTH_MAX:])

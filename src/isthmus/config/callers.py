@@ -186,11 +186,11 @@ def read_callers(
 
 def _read_caller(name: str, fields: Mapping[str, object], variables: Variables, tenants: Tenants) -> _CallerEntry:
     digests = _digests(fields, variables)
-    may_name = values.flag("targets", fields.get("targets", False))
+    may_use_targets = values.flag("targets", fields.get("targets", False))
     tenant = _tenant(fields, tenants)
     is_operator = values.flag("operator", fields.get("operator", False))
     grants = Grants(patterns("allow", fields), patterns("deny", fields), set=_set_name(fields), expose=exposure(fields))
-    if may_name and grants.set is not None:
+    if may_use_targets and grants.set is not None:
         raise ValueError("targets must be false for a caller of a set, not true")
     frontends = tuple(
         _frontend_grants(frontend, given)
@@ -200,7 +200,7 @@ def _read_caller(name: str, fields: Mapping[str, object], variables: Variables, 
         parse_caller_name(name),
         tenant,
         grants,
-        may_name,
+        may_use_targets,
         frontends=frontends,
         is_operator=is_operator,
         max_result_bytes=result_limit(fields),
@@ -324,7 +324,7 @@ def read_issuers(
             for caller in document.section(CALLERS):
                 # Callers with a token are named ISSUER/SUBJECT; no configured caller may have such a name.
                 if caller.startswith(f"{name}/"):
-                    raise ValueError(f"must have another name than the caller {values.quoted(caller)} begins with")
+                    raise ValueError(f"must have another name: it conflicts with the caller {values.quoted(caller)}")
         except ValueError as error:
             advice = "this issuer is left out"
             findings.append(place.at(name).mistake(error, advice=advice, code=finding_codes.BAD_ISSUER))

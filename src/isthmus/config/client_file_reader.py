@@ -82,20 +82,20 @@ def read_client_files(
             file = resolve_path(name, folder, around.home)
             found.sought.append(file)
             if file.is_file():
-                _take(found, file, dialect)
+                _read_file(found, file, dialect)
             else:
                 missing = here.finding(
                     "must name a file that is there", value=repr(str(file)), code=finding_codes.MISSING_FILE
                 )
                 found.findings.append(missing)
         elif importers is not None and name in importers:
-            _take_by(importers[name], found, here, around)
+            _read_extension(importers[name], found, here, around)
         else:
-            _take_client(found, name, here, around)
+            _read_client(found, name, here, around)
     return found
 
 
-def _take_client(found: ClientFiles, name: str, place: Place, around: HostContext) -> None:
+def _read_client(found: ClientFiles, name: str, place: Place, around: HostContext) -> None:
     chosen = list(CLIENTS.values()) if name == ALL else [CLIENTS[name]] if name in CLIENTS else []
     if not chosen:
         meant = closest_match(name, CLIENTS)
@@ -115,12 +115,12 @@ def _take_client(found: ClientFiles, name: str, place: Place, around: HostContex
     found.sought += files
     present = [file for file in files if file.is_file()]
     for file in present:
-        _take(found, file, files[file])
+        _read_file(found, file, files[file])
     if not present and name != ALL:
         found.findings.append(_nothing(chosen[0].title, files, place))
 
 
-def _take_by(extension: Extension, found: ClientFiles, place: Place, around: HostContext) -> None:
+def _read_extension(extension: Extension, found: ClientFiles, place: Place, around: HostContext) -> None:
     """Read the files of a client that an extension knows."""
     importer = cast("Importer", extension.make("places", "servers"))
     title = str(getattr(importer, "title", extension.name))
@@ -158,7 +158,7 @@ def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
     return place.finding(f"{verb} no file of {title} to read", advice=advice, code=finding_codes.NOTHING_TO_IMPORT)
 
 
-def _take(found: ClientFiles, file: Path, dialect: Dialect | None) -> None:
+def _read_file(found: ClientFiles, file: Path, dialect: Dialect | None) -> None:
     try:
         document = read_document(file, dialect)
     except ConfigError as error:

@@ -123,13 +123,13 @@ class Extensions:
 
     named: tuple[Extension, ...] = ()
 
-    def of(self, group: Group) -> tuple[Extension, ...]:
+    def in_group(self, group: Group) -> tuple[Extension, ...]:
         """Return the extensions of one group, in the order of the file."""
         return tuple(each for each in self.named if each.group == group)
 
     def sources(self) -> dict[str, SecretSource]:
         """Return additional sources of secrets by their prefix; each is loaded when it is first used."""
-        return {each.name: each.secret for each in self.of("secrets")}
+        return {each.name: each.secret for each in self.in_group("secrets")}
 
 
 def read_extensions(document: Document | None, variables: Variables) -> tuple[Extensions, tuple[Finding, ...]]:

@@ -58,7 +58,7 @@ StoredTables: TypeAlias = tuple[int, Mapping[str, object]]
 
 NODE_TABLES = (CLUSTER, STORAGE, LOG)
 NODE_SETTINGS = ("host", "port", "state")
-"""Of `[hub]`: what each node of a cluster has for itself, if the rest is in the database."""
+"""Keys of `[hub]` that each node of a cluster sets itself, if the rest of the configuration is in the database."""
 
 _NEEDED = (CALLERS, TENANTS, ISSUERS, EXTENSIONS, APPROVALS, BUDGETS)
 """Tables whose absence would lift restrictions."""
@@ -107,7 +107,7 @@ def _joined(document: Document, tables: Mapping[str, object]) -> dict[str, objec
     """
     table = dict(document.table)
     if outside := sorted(_outside(table, keeps=True)):
-        said = 'belongs into the database, because of [cluster] config = "database"'
+        said = 'belongs in the database, because of [cluster] config = "database"'
         advice = "push it with isthmus config push, and remove it from this file"
         places = [Place(document.file, path) for path in outside]
         raise ConfigError(*(place.finding(said, advice=advice, code=finding_codes.BAD_VALUE) for place in places))
@@ -115,12 +115,12 @@ def _joined(document: Document, tables: Mapping[str, object]) -> dict[str, objec
 
 
 def local_settings(table: Mapping[str, object]) -> list[str]:
-    """The settings in a table that belong to one node, and not into the database of a cluster."""
+    """The settings in a table that belong to one node, not to the database of a cluster."""
     return sorted(_outside(table, keeps=False))
 
 
 def _outside(table: Mapping[str, object], *, keeps: bool) -> Iterator[str]:
-    """Paths of the settings of a node; if it `keeps` those, of all others."""
+    """Paths of the settings that belong to one node; with `keeps`, of all others."""
     for root, value in table.items():
         if root == HUB and isinstance(value, dict):
             yield from (f"{root}.{key}" for key in value if (key in NODE_SETTINGS) != keeps)
@@ -172,7 +172,7 @@ class _Loading:
         hub, hub_findings = read_hub(document, around.environment, around.home, self._given, seconds)
         self._limits = hub.limits
         tables, table_findings = read_tables(
-            document, variables, [each.name for each in self._extensions.of("storage")]
+            document, variables, [each.name for each in self._extensions.in_group("storage")]
         )
         self._findings += [*findings, *table_findings.pop(CREDENTIALS)]
         if document is not None:
@@ -191,7 +191,7 @@ class _Loading:
         if hub.open_programs == "refuse":
             self._loaded.refuse_open_programs()
         tenants, tenant_findings = read_tenants(document)
-        tenants = replace(tenants, has_policies=bool(self._extensions.of("policy")))
+        tenants = replace(tenants, has_policies=bool(self._extensions.in_group("policy")))
         callers: tuple[KnownCaller, ...] = ()
         expiries: dict[bytes, float] = {}
         caller_findings: tuple[Finding, ...] = ()
@@ -240,7 +240,7 @@ class _Loading:
         """Read the servers of a file, then those of the files that it imports."""
         place = Place(document.file, IMPORT)
         self._read_entries(document)
-        importers = {each.name: each for each in self._extensions.of("importers")}
+        importers = {each.name: each for each in self._extensions.in_group("importers")}
         folder = document.file.parent
         imported = read_client_files(named_imports(document), place, folder, self._around, importers=importers)
         self._findings += imported.findings

@@ -133,7 +133,7 @@ def idle_rules(
 def _is_wider(first: ApprovalRule, second: ApprovalRule) -> bool:
     if first.arguments or first.spent is not None or (first.destructive and not second.destructive):
         return False
-    # An exemption believes less of what servers say, so patterns of labels may match fewer tools there.
+    # An exemption trusts labels of servers less, so its patterns of labels may match fewer tools.
     has_all = "*" in first.tools or not first.tools
     is_same = bool(second.tools) and set(second.tools) <= set(first.tools) and first.approve == second.approve
     return (has_all or is_same) and (
@@ -389,7 +389,7 @@ def read_sets(
 
 
 def _unpicked(settings: SetSettings) -> list[str]:
-    """Return the changed tools that no pattern picks; empty where patterns match labels, which servers tell."""
+    """Return the changed tools that no pattern picks; empty where patterns match labels, which only servers know."""
     picked, unpicked = Policy(Grants(settings.tools, settings.exclude)), []
     if any(is_of_label(pattern) or is_of_agent(pattern) for pattern in settings.tools):
         return []

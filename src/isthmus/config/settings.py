@@ -47,7 +47,7 @@ OpenPrograms = Literal["warn", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
-EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only recognised, never chosen
+EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only recognized, never chosen
 
 _HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]+")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

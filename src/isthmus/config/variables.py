@@ -91,7 +91,7 @@ class Variables:
             name, default = reference.groups() if reference else (None, None)
             value = self._values.get(name) if name else None
             if value or (value is not None and default is None):
-                return _remembered(value, name, used)
+                return _mark_secret(value, name, used)
             if default is not None:
                 return default
             used.unresolved.append(found[0])
@@ -110,7 +110,7 @@ class Variables:
             case "env":
                 if (value := self._values.get(rest)) is None:
                     raise CodedError(UNRESOLVED_VARIABLE, f"{key} must name a variable that is set, not env:{rest}")
-                return _remembered(value.strip(), None, used)
+                return _mark_secret(value.strip(), None, used)
             case "file":
                 return self._from_file(key, rest, used)
             case "keyring":
@@ -131,12 +131,12 @@ class Variables:
             raise CodedError(UNREADABLE_SECRET, text) from error
         if not isinstance(found, str) or not found:
             raise CodedError(UNREADABLE_SECRET, f"{key} must name a secret that {kind} has, not {kind}:{name}")
-        return _remembered(found, None, used)
+        return _mark_secret(found, None, used)
 
     def _from_file(self, key: str, path: str, used: UsedVariables) -> str:
         try:
             content = read_regular_file(resolve_path(path, self._folder, self._home), SECRET_FILE_BYTES)
-            return _remembered(content.decode().strip(), None, used)
+            return _mark_secret(content.decode().strip(), None, used)
         except OSError as error:
             text = f"{key} must name a readable file, not file:{path} ({error.strerror})"
             raise CodedError(UNREADABLE_SECRET, text) from error
@@ -165,10 +165,10 @@ def _from_keyring(key: str, name: str, used: UsedVariables) -> str:
     if value is None:
         message = f"{key} must be in the keyring (put it there with: keyring set {service} {entry}), not keyring:{name}"
         raise CodedError(UNREADABLE_SECRET, message)
-    return _remembered(str(value).strip(), None, used)
+    return _mark_secret(str(value).strip(), None, used)
 
 
-def _remembered(value: str, name: str | None, used: UsedVariables) -> str:
+def _mark_secret(value: str, name: str | None, used: UsedVariables) -> str:
     if value and name not in _PUBLIC:
         used.secrets.add(value)
     return value

@@ -398,7 +398,7 @@ class Verification:
         """The last valid record."""
         return self._before
 
-    def take(self, row: AuditRow) -> ChainBreak | None:
+    def check_row(self, row: AuditRow) -> ChainBreak | None:
         """Check the next row; None if it is valid."""
         if self.broken is None:
             self.broken = self._break_at(row)
@@ -466,7 +466,7 @@ class UnfinishedCalls:
         self.lost = 0
         """Calls that the log records as lost."""
 
-    def take(self, row: AuditRow) -> None:
+    def add_row(self, row: AuditRow) -> None:
         """Read the next record."""
         if _CALL_MARK not in row.content:
             return

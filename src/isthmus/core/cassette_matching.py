@@ -326,7 +326,7 @@ class _CassetteReader:
             if isinstance(line, EndLine):
                 self._end(number, line)
                 return Cassette(head, self._servers, self._calls)
-            self._take(number, line)
+            self._read_line(number, line)
         raise CassetteError(last, "the last line is missing: the file was cut, or its hub was killed")
 
     def _end(self, number: int, line: EndLine) -> None:
@@ -344,7 +344,7 @@ class _CassetteReader:
         assert self._call is not None
         return CassetteError(number, f"the call of line {self._call[0]} has no result or fault before this line")
 
-    def _take(self, number: int, line: Line) -> None:
+    def _read_line(self, number: int, line: Line) -> None:
         match line:
             case ServerLine():
                 self._begin_lists(number, line)

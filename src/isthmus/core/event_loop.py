@@ -114,7 +114,7 @@ class Reader(Protocol):
 
 
 def use_reader(reader: Reader | None, instead_of: Reader | None = None) -> None:
-    """Have long messages of this event loop read by a reader, or by nobody else if it is None."""
+    """Pass long messages of this event loop to a reader process; with None, the loop reads them itself."""
     if instead_of is None or _line.reader is instead_of:
         _line.reader = reader
         _line.reader_loop = asyncio.get_running_loop()

@@ -72,7 +72,7 @@ class VirtualTool(Protocol):
 
 
 class Link(Protocol):
-    """A live, initialised connection to one server.
+    """A live, initialized connection to one server.
 
     `send` starts the call without waiting and later ends it by `InFlight.finish`, perhaps before it returns. It never
     raises and never sends a call twice.
@@ -94,7 +94,7 @@ class CallerLinks(Link, Protocol):
     def __len__(self) -> int:
         """How many there are."""
 
-    def ended(self, inflight: InFlight) -> None:
+    def call_ended(self, inflight: InFlight) -> None:
         """A call that was sent on the pool has ended."""
 
     def left(self, session: str) -> None:
@@ -182,7 +182,7 @@ class HubExchange:
 class FindingExchange(Protocol):
     """An exchange whose caller has a session, whose list of tools can grow."""
 
-    def found(self, names: Sequence[str]) -> None:
+    def tools_found(self, names: Sequence[str]) -> None:
         """The caller searched for tools and found these: its list has them from now on."""
 
 
@@ -226,7 +226,7 @@ class UnaskedExchange(Protocol):
 class ElicitationExchange(Protocol):
     """An exchange that can pass on `notifications/elicitation/complete`."""
 
-    def done(self, id: msgspec.Raw) -> None:
+    def elicitation_completed(self, id: msgspec.Raw) -> None:
         """The user has finished the URL elicitation that the server knows by this id."""
 
     def done_later(self) -> Callable[[msgspec.Raw], None] | None:
@@ -627,7 +627,7 @@ class AuditedExchange(Protocol):
         """Write this fact with the next stored change, which is the call's end."""
 
 
-class AuditGate(Protocol):
+class StrictAudit(Protocol):
     """Writes calls to the audit log before they are sent, and their ends before callers receive them."""
 
     waiting: int
@@ -636,7 +636,7 @@ class AuditGate(Protocol):
     def begin(self, inflight: InFlight, send: Callable[[InFlight], None]) -> None:
         """Write that a call starts, then `send` it; end it if that cannot be written."""
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Write how a call ended, then `deliver` that; or the fault that it could not be written."""
 
     def start_fact(self, call: Call, id: str) -> Fact:
@@ -644,15 +644,15 @@ class AuditGate(Protocol):
 
 
 class Recorder(Protocol):
-    """Hears of every call, on the path of the call: implementations neither format nor write."""
+    """Is called for every call, on the path of the call: implementations neither format nor write."""
 
-    audit_gate: AuditGate | None
+    strict_audit: StrictAudit | None
     """None if calls do not wait for the audit log."""
 
     started: Callable[[InFlight], None] | None
     """Called when a call starts, before its tool is looked up. None if nobody listens, which costs nothing."""
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """A call has ended; `server` is None if no server was found, `inflight.was_sent` says whether it was sent."""
 
     def waited(self, inflight: InFlight, seconds: float) -> None:

@@ -268,7 +268,7 @@ class Login:
         kept = self._read()
         if kept == self._kept:
             return False
-        self._take(kept)
+        self._use_token(kept)
         return True
 
     def _read(self) -> StoredLogin | None:
@@ -289,7 +289,7 @@ class Login:
             return None
         return kept
 
-    def _take(self, kept: StoredLogin | None) -> None:
+    def _use_token(self, kept: StoredLogin | None) -> None:
         if self._kept is None or kept is None or kept.proof_key != self._kept.proof_key:
             self._prover = _prover_of(kept)  # otherwise its known nonces stay valid
         self._kept = kept
@@ -426,7 +426,7 @@ class Login:
         endpoint = TokenEndpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
         token = await endpoint.by_refresh(kept.token)
         if await self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
-            self._take(kept)
+            self._use_token(kept)
         elif self.look():  # somebody has logged in or out meanwhile, which takes precedence
             self._logins.notify(self.slot)
 
@@ -437,7 +437,7 @@ class Login:
         try:
             is_put = await self._logins.vault.replace_in_thread(self.slot, before, content)
         except (OSError, VaultDamaged) as error:
-            log.warning("a renewed login cannot be kept", server=self.slot.server, reason=str(error))
+            log.warning("a renewed login cannot be stored", server=self.slot.server, reason=str(error))
             return True
         self._read_as = content if is_put else self._read_as
         return is_put
@@ -547,7 +547,7 @@ class Logins:
         """The time, in seconds since the epoch."""
         return self._clock()
 
-    def of(
+    def login_for(
         self,
         server: ServerName,
         url: str,
@@ -601,7 +601,7 @@ class Logins:
             subject = Subject(caller.tenant, caller.name, caller.rights)
             self.subjects.note(subject, credential.decode("ascii", "replace"), until)
 
-    def known(self, server: ServerName, caller: Caller) -> list[Login]:
+    def logins_of(self, server: ServerName, caller: Caller) -> list[Login]:
         """The logins that a call of this caller may have used: the shared one, and the caller's own."""
         found = self._known.items()
         return [login for (slot, _), (_, login) in found if slot.server == server and slot.caller in ("", caller.name)]

@@ -174,7 +174,7 @@ class Prover:
         scheme, _, token = authorization.partition(" ")
         return self.proof(method, url, token) if scheme.lower() == SCHEME else None
 
-    def take_nonce(self, url: str, headers: Mapping[str, str]) -> bool:
+    def set_nonce(self, url: str, headers: Mapping[str, str]) -> bool:
         """Remember a response's nonce for the next proof; return whether there was one."""
         nonce = headers.get("dpop-nonce", "")
         if _NONCE.fullmatch(nonce) is None:
@@ -188,7 +188,7 @@ class Prover:
 
     def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
         """See `core.ports.RequestSigner`."""
-        has_nonce = self.take_nonce(url, headers)
+        has_nonce = self.set_nonce(url, headers)
         return has_nonce and status == UNAUTHORIZED and USE_NONCE in headers.get("www-authenticate", "")
 
 

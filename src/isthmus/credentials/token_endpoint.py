@@ -215,12 +215,12 @@ class TokenEndpoint:
     async def _posted(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:
         """Send a form; return the response and the form's secrets, which no message may contain."""
         said, secret = await self._post(form)
-        if self.prover is None or not self.prover.take_nonce(self.server.token_endpoint, said.headers):
+        if self.prover is None or not self.prover.set_nonce(self.server.token_endpoint, said.headers):
             return said, secret
         if said.status in REFUSALS and _error(said).error == USE_NONCE:
             # Nothing was consumed (RFC 9449, section 8): retry with the server's nonce.
             said, secret = await self._post(form)
-            self.prover.take_nonce(self.server.token_endpoint, said.headers)
+            self.prover.set_nonce(self.server.token_endpoint, said.headers)
         return said, secret
 
     async def _post(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:

@@ -101,7 +101,7 @@ class Issuer:
         """The same for tokens that are bound to their owner's key."""
         self._callers: OrderedDict[Caller, tuple[float, Key]] = OrderedDict()
 
-    def take_keys(self, keys: KeySet) -> None:
+    def set_keys(self, keys: KeySet) -> None:
         """Use these keys from now on. Tokens that a removed key signed become invalid."""
         if gone := self._keys.gone_from(keys):
             self._known = OrderedDict(each for each in self._known.items() if each[1][2] not in gone)

@@ -85,7 +85,7 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 Keys: TypeAlias = tuple[MintedKey, ...]
 
 
-class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _KeyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     keys: Keys
 
@@ -100,7 +100,7 @@ def read_keys(content: bytes) -> Keys:
         StoreDamaged: this is not such a list, or one of its keys is invalid. A damaged entry may have lost limits.
     """
     try:
-        book = msgspec.json.decode(content, type=_Book)
+        book = msgspec.json.decode(content, type=_KeyList)
     except (ValueError, RecursionError) as error:
         raise StoreDamaged("it is not a list of keys, or it is truncated") from error
     if book.version != VERSION:
@@ -145,7 +145,7 @@ def mint(
     """
     check_name("name", name)
     check_name("tenant", tenant)
-    return _made(
+    return _new_key(
         MintedKey(
             id="",
             name=name,
@@ -165,10 +165,10 @@ def mint(
 def renewed(key: MintedKey, now: float, expires_at: float | None) -> tuple[str, MintedKey]:
     """Create a new key for the caller of an existing key."""
     fresh = msgspec.structs.replace(key, made_at=now, expires_at=expires_at, rotated_at=None, revoked_at=None)
-    return _made(fresh)
+    return _new_key(fresh)
 
 
-def _made(record: MintedKey) -> tuple[str, MintedKey]:
+def _new_key(record: MintedKey) -> tuple[str, MintedKey]:
     key = PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     return key, msgspec.structs.replace(record, id=f"k{secrets.token_hex(6)}", digest=digest_of(key).hex())
 
@@ -194,7 +194,7 @@ def current(keys: Iterable[MintedKey], name: str, now: float) -> MintedKey | Non
     return next((key for key in keys if key.name == name and key.state(now) == "good"), None)
 
 
-def meant(keys: Iterable[MintedKey], word: str) -> Keys:
+def keys_named(keys: Iterable[MintedKey], word: str) -> Keys:
     """The key with this id, or all keys of the caller with this name."""
     found = tuple(keys)
     return tuple(key for key in found if key.id == word) or tuple(key for key in found if key.name == word)

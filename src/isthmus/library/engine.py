@@ -129,9 +129,9 @@ class HubEngine:
                 server, call = entry.server, msgspec.structs.replace(call, name=entry.exposed)
         self._audit_log.audit.add((time.time(), call, server, fault, 0.0, False, ""))
 
-    async def settle(self) -> None:
+    async def wait_connected(self) -> None:
         """Wait until each server has connected or failed."""
-        await self.running.hub.settle(EVERYTHING)
+        await self.running.hub.wait_connected(EVERYTHING)
 
     async def aclose(self) -> None:
         """Cancel running calls and close every connection."""
@@ -183,14 +183,14 @@ class HubEngine:
     # -- tools and prompts ---------------------------------------------------------------------------------------------
 
     @property
-    def known(self) -> Catalog | None:
+    def current_catalog(self) -> Catalog | None:
         """The catalog, or None if it is outdated. Any thread may read it."""
         # A function registered a moment ago reaches the hub on its loop; `catalog` there includes it.
         return self._catalog if self._registered == REGISTRY.version else None
 
     def catalog(self) -> Catalog:
         """The current tools."""
-        if self.known is None:
+        if self.current_catalog is None:
             self._registered = self.running.functions.version
             tables: dict[Surface, Mapping[str, Route]] = {}
             view = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface)

@@ -173,7 +173,7 @@ class ToolService:
             try:
                 engine = await open_engine(plan, self._questions)
                 try:
-                    await engine.settle()
+                    await engine.wait_connected()
                     if (why := engine.remote_hub_problem()) is not None:
                         raise ConfigurationError(f"The hub cannot be reached: {why}")
                 except BaseException:
@@ -250,12 +250,12 @@ class ToolService:
     async def catalog(self) -> Catalog:
         """The current tools, by all their names."""
         loop_thread, engine = self._open_engine()
-        known = engine.known
+        known = engine.current_catalog
         return known if known is not None else await loop_thread.call_async(engine.catalog)
 
     def _catalog_now(self) -> Catalog:
         loop_thread, engine = self._open_engine()
-        known = engine.known
+        known = engine.current_catalog
         return known if known is not None else loop_thread.call(engine.catalog)
 
     async def list_tools(self, user_context: UserContext | None = None) -> list[str]:
@@ -326,7 +326,7 @@ class ToolService:
         """Execute a tool; a failure is a status of the result. Cancelling the caller cancels the call at its server."""
         loop_thread, engine = self._open_engine()
         began = time.perf_counter()
-        catalog = engine.known
+        catalog = engine.current_catalog
         if catalog is None:
             catalog = await self.catalog()
         prepared = self._make_call(engine, catalog, request, is_streamed=False)

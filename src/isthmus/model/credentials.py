@@ -198,7 +198,7 @@ class ServerCredentials:
     own: Mapping[Subject, OwnCredentials] = field(default_factory=dict)
     """Callers that have credentials of their own."""
     are_demanded: bool = False
-    """Whether a caller without credentials of its own is refused, instead of using the common ones."""
+    """Whether a caller without credentials of its own is refused; otherwise it uses the common ones."""
 
     @property
     def is_divided(self) -> bool:
@@ -260,4 +260,4 @@ class _Parts(NamedTuple):
 
 
 ANYONE = OAuthSettings()
-"""How to log in at a server without settings: as the server says itself."""
+"""The login of a server without settings: everything is discovered."""

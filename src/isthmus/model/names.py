@@ -51,7 +51,10 @@ def legal_server_name(text: str) -> ServerName:
 
 
 def server_name_with_digits(text: str, *, stem: str | None = None) -> ServerName:
-    """A legal name that ends in digits of `text`; without a `stem`, it begins with what is legal in `text`."""
+    """A legal name that ends in the digits of `text`.
+
+    It begins with `stem`, or else with the legal letters of `text`.
+    """
     stem = (_stem(text) if stem is None else stem)[: SERVER_NAME_LENGTH_MAX - _DIGITS - 1].rstrip("-") or "server"
     return ServerName(f"{stem}-{digits_of(text)[:_DIGITS]}")
 

@@ -139,7 +139,7 @@ class DefinitionStore:
         """All accepted definitions."""
         return [SeenDefinition(*row) for row in self._file.execute(ACCEPTED)]
 
-    def keep(self, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
+    def store(self, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
         """Store definitions in order; those with `True` wait for approval."""
         with _Transaction(self._file):
             for seen, is_pending in sightings:
@@ -255,7 +255,7 @@ class SharedDefinition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedNews(NamedTuple):
-    """What has changed since the last look."""
+    """The changes since the last call of `news`."""
 
     accepted: dict[ToolKey, bytes]
     """The fingerprints of accepted definitions that are new."""
@@ -279,7 +279,7 @@ class SharedDefinitions:
         self._decoded: dict[str, tuple[int, SharedDefinition]] = {}
         self._revision = -1
         self._reported: dict[str, SharedDefinition] = {}
-        """What `news` has returned."""
+        """The fingerprints that `news` has returned."""
 
     def close(self) -> None:
         """Nothing to do: others use the connection, too."""
@@ -293,10 +293,13 @@ class SharedDefinitions:
         """See `DefinitionStore`."""
         return [(*each.key, each.accepted.fingerprint) for each in self._all() if each.accepted is not None]
 
-    def keep(
+    def store(
         self, sightings: Sequence[tuple[SeenDefinition, bool]], *, first: frozenset[ToolKey] = frozenset()
     ) -> None:
-        """See `DefinitionStore`. What is `first` seen does not replace what another node has accepted."""
+        """See `DefinitionStore`.
+
+        Definitions of tools that are seen for the `first` time do not replace those that another node has accepted.
+        """
         for start in range(0, len(sightings), WRITTEN_AT_ONCE):
             part = sightings[start : start + WRITTEN_AT_ONCE]
 
@@ -359,18 +362,18 @@ class SharedDefinitions:
                 news.accepted[now.key] = mark
             if before is not None and before.pending is not None and now.pending is None:
                 news.settled.append(now.key)
-            if now.unread and self._take_unread(id, now):
+            if now.unread and self._pop_unread(id, now):
                 news.approved.extend([each for each in now.changes if each.fingerprint == now.unread][-1:])
             self._reported[id] = now
         return news
 
-    def _take_unread(self, id: str, now: SharedDefinition) -> bool:
-        """Whether this node reports an approval; of several the first one does."""
+    def _pop_unread(self, id: str, now: SharedDefinition) -> bool:
+        """Whether this node reports an approval; only the first node that asks does."""
         change = StateDocument(self._decoded[id][0], _encoded(msgspec.structs.replace(now, unread=b"")))
         return self._state.write(DEFINITIONS, {id: change})
 
     def imported(self, file: DefinitionStore) -> tuple[dict[str, StateDocument], int, int]:
-        """What makes the definitions of a file shared; how many are shared already, and how many differ from it."""
+        """The documents that share the definitions of a file; how many are shared already, and how many differ."""
         new: dict[str, SharedDefinition] = {}
         same = different = 0
         for seen in file.accepted():

@@ -62,7 +62,7 @@ WRITING_SHARE = 0.9
 """The share of its lease, by its own clock, in which a node writes: clocks do not run equally fast."""
 
 SHARED_PATIENCE_SECONDS = 0.8
-"""How long reads and writes wait for a database that is away: callers are told within a second."""
+"""How long reads and writes wait for a database that is away: callers get an error within a second."""
 
 SLOW_SECONDS = 0.25
 """After this time without an answer to a read or write, the database is asked whether it lives."""
@@ -297,7 +297,7 @@ class NodeLease:
                 gone += expired
             else:
                 pause = min(pause, TAKE_AGAIN_SECONDS)
-        if gone and not await self._take(connection, gone):
+        if gone and not await self._take_over(connection, gone):
             pause = min(pause, TAKE_AGAIN_SECONDS)
         return pause
 
@@ -308,7 +308,7 @@ class NodeLease:
         self.lost_at = self._loop.time()
         self.on_lost()
 
-    async def _take(self, connection: Connection, gone: Sequence[int]) -> bool:
+    async def _take_over(self, connection: Connection, gone: Sequence[int]) -> bool:
         """Become the heir of these nodes; False if some could not be taken."""
         async with connection.transaction():
             if await count_rows(connection, FENCE.format(number=self.number)) != 1:
@@ -337,7 +337,7 @@ class NodeLease:
 
 
 class DatabasePulse:
-    """Notices soon that the database gives no sign of life: behind a cut cable, nothing else would say so.
+    """Notices soon that the database does not respond: behind a cut cable, nothing else would say so.
 
     It asks only while a read or write waits for longer than usual, on a connection of its own, and then until there is
     an answer again.
@@ -370,9 +370,9 @@ class DatabasePulse:
             del self._waiting[key]
 
     def _look_in(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         oldest = next(iter(self._waiting.values()), None)
         if oldest is None or self._is_asking:
@@ -381,25 +381,25 @@ class DatabasePulse:
             self._look_in(left)
         else:
             self._is_asking = True
-            self._background.spawn("pulse", self._ask_until_answered())
+            self._background.spawn("pulse", self._probe_until_answered())
 
-    async def _ask_until_answered(self) -> None:
+    async def _probe_until_answered(self) -> None:
         try:
             while not await self._is_answered(DOUBT_STEPS if self.is_silent else ANSWER_STEPS):
                 if not self.is_silent:
                     self.is_silent = True
-                    log.error("the database gives no sign of life", database=self._settings.shown)
+                    log.error("the database does not respond", database=self._settings.shown)
                     self.on_silent()
                 await asyncio.sleep(RETRY_FIRST_SECONDS)
             if self.is_silent:
-                log.info("the database answers again", database=self._settings.shown)
+                log.info("the database responds again", database=self._settings.shown)
         finally:
             self.is_silent = self._is_asking = False
         if self._waiting and self._timer is None:
             self._look_in(SLOW_SECONDS)
 
     async def _is_answered(self, steps: int) -> bool:
-        asking = self._background.spawn("question", self._ask())
+        asking = self._background.spawn("question", self._probe())
         for _ in range(steps):
             await asyncio.wait({asking}, timeout=ANSWER_SECONDS / ANSWER_STEPS)
             if asking.done():
@@ -410,7 +410,7 @@ class DatabasePulse:
             self.close()
         return is_answered
 
-    async def _ask(self) -> bool:
+    async def _probe(self) -> bool:
         try:
             if self._connection is None:
                 self._connection = await self._dial(server_settings=server_settings_of(self._settings))
@@ -523,7 +523,7 @@ class SharedPostgresJournal(PostgresJournal):
         return is_late or super()._is_long_lost()
 
     def _end_waits(self) -> None:
-        """The database gives no sign of life: end all that waits for it. What was not committed is not stored."""
+        """The database does not respond: end all that waits for it. What was not committed is not stored."""
         for limit in self._reads:
             limit.reschedule(self._loop.time())
         if self._connection is not None:
@@ -531,7 +531,7 @@ class SharedPostgresJournal(PostgresJournal):
 
     async def _read(self, text: str, *values: object) -> Sequence[Any]:
         if self._pulse.is_silent:
-            raise OSError("the journal cannot be read: the database gives no sign of life")
+            raise OSError("the journal cannot be read: the database does not respond")
         with self._pulse.watched():
             return await super()._read(text, *values)
 

@@ -193,7 +193,7 @@ class PostgresState:
             except Exception as error:  # noqa: BLE001 - this loop must go on after any error
                 if not self._is_away:
                     self._is_away = True
-                    log.warning("what nodes share cannot be read from the database", error=error_text(error))
+                    log.warning("the shared state cannot be read from the database", error=error_text(error))
             else:
                 self._is_away = False
 

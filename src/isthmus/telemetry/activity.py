@@ -19,7 +19,6 @@ import structlog
 from isthmus.core.audit import Value
 from isthmus.core.calls.running_call import STEPS_MAX, InFlight
 from isthmus.core.ports import (
-    AuditGate,
     CallDetails,
     CallStep,
     CapturedText,
@@ -27,6 +26,7 @@ from isthmus.core.ports import (
     CaptureState,
     EndedCall,
     Recorder,
+    StrictAudit,
 )
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Kind, Outcome, Result, Surface
@@ -66,7 +66,7 @@ class Note(Protocol):
 class RecentCalls:
     """A recorder that remembers the last calls, and forwards each call to another recorder."""
 
-    audit_gate: AuditGate | None = None
+    strict_audit: StrictAudit | None = None
 
     def __init__(self, recorder: Recorder, note: Note, shorten: Shorten) -> None:
         self._recorder = recorder
@@ -86,9 +86,9 @@ class RecentCalls:
         self._is_capturing = False
         self._capture_timer: asyncio.TimerHandle | None = None
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Remember and forward the end of a call."""
-        self._recorder.ended(inflight, server, outcome, seconds)
+        self._recorder.call_ended(inflight, server, outcome, seconds)
         self._count += 1
         call = inflight.call
         self._calls.append(
@@ -224,7 +224,7 @@ class RecentCalls:
         return CapturedText(text, len(whole), len(plain) > CAPTURED_LENGTH, text != plain[:CAPTURED_LENGTH])
 
     def _stop_capturing(self, why: str, by: Caller | None = None) -> None:
-        """Capture no more; the texts are kept for a while."""
+        """Stop capturing; the texts are kept for a while."""
         capture = self._capture
         assert capture is not None
         self._is_capturing = False
@@ -325,11 +325,11 @@ class LoggedCalls:
         self.started = recorder.started
         self.waited = recorder.waited
         self.late = recorder.late
-        self.audit_gate = recorder.audit_gate
+        self.strict_audit = recorder.strict_audit
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Log and forward the end of a call."""
-        self._recorder.ended(inflight, server, outcome, seconds)
+        self._recorder.call_ended(inflight, server, outcome, seconds)
         call = inflight.call
         ending: tuple[str, str | None, str | None] = ("tool_error", None, None)
         if isinstance(outcome, Fault):

@@ -32,7 +32,7 @@ from isthmus.core.audit import (
 )
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES
-from isthmus.core.ports import AuditedExchange, AuditGate, AuditJournal, Recorder, WriteResult
+from isthmus.core.ports import AuditedExchange, AuditJournal, Recorder, StrictAudit, WriteResult
 from isthmus.model.calls import Call, Outcome
 from isthmus.model.fault_table import NotWritten
 from isthmus.model.names import ServerName
@@ -105,9 +105,11 @@ class Audit:
         self._rejected: dict[tuple[str, int], int] = {}
         # A thread of its own: facts wait for it, and other work must not keep it busy.
         self._digests = ThreadPoolExecutor(1, "isthmus-audit")
-        self.audit_gate: StrictWitness | None = StrictWitness(self, journal, now) if mode == "strict" else None
+        self.strict_audit: StrictAuditWriter | None = (
+            StrictAuditWriter(self, journal, now) if mode == "strict" else None
+        )
 
-    def over(self, recorder: Recorder) -> AuditedRecorder:
+    def wrap(self, recorder: Recorder) -> AuditedRecorder:
         """A recorder that forwards to `recorder` and writes to the log."""
         return AuditedRecorder(self, recorder)
 
@@ -247,23 +249,23 @@ class AuditedRecorder:
     """See `core.ports.Recorder`. On the path of every call."""
 
     def __init__(self, audit: Audit, recorder: Recorder) -> None:
-        self._count = recorder.ended
+        self._count = recorder.call_ended
         self.started = recorder.started
         self.waited = recorder.waited
         self.late = recorder.late
         self._add = audit.add
         self._now = time.time
-        self.audit_gate: AuditGate | None = audit.audit_gate
+        self.strict_audit: StrictAudit | None = audit.strict_audit
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call and record it, unless the strict witness does."""
         self._count(inflight, server, outcome, seconds)
-        if self.audit_gate is None:
+        if self.strict_audit is None:
             self._add((self._now(), inflight.call, server, outcome, seconds, inflight.was_sent, ""))
 
 
-class StrictWitness:
-    """See `core.ports.AuditGate`."""
+class StrictAuditWriter:
+    """See `core.ports.StrictAudit`."""
 
     def __init__(self, audit: Audit, journal: AuditJournal, now: Callable[[], float]) -> None:
         self.waiting = 0
@@ -301,7 +303,7 @@ class StrictWitness:
         else:
             inflight.finish(NotWritten(NOT_SENT))
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Write the end of a call, then deliver its outcome; a task writes its end in its own commit."""
         id = self._begun.pop(inflight, "")
         was_sent, exchange = inflight.was_sent, inflight.exchange

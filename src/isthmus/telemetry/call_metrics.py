@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.histograms import CALL_BOUNDS, Histogram
-from isthmus.core.ports import AuditGate, Recorder
+from isthmus.core.ports import Recorder, StrictAudit
 from isthmus.model.calls import Kind, Outcome, Result
 from isthmus.model.names import ServerName
 from isthmus.wire.mcp.forwarded_methods import METHODS
@@ -173,7 +173,7 @@ class ServerCounts:
 class CallMetrics:
     """A recorder that counts calls: by server, and in a bounded number of series."""
 
-    audit_gate: AuditGate | None = None
+    strict_audit: StrictAudit | None = None
     started: Callable[[InFlight], None] | None = None
 
     def __init__(self, tools_max: int = 1_000, *, measures_servers: bool = False) -> None:
@@ -191,14 +191,14 @@ class CallMetrics:
         self._watched_until = 0.0
         """While the figures are being read, each duration is kept as well."""
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call. The time for which a person held it is not the server's."""
         # Not `was_sent`, here and in `RecentCalls`: a property costs a function call, and every call comes here.
         call, was_sent = inflight.call, inflight.link is not None and not inflight.is_unreached
         held = 0.0 if inflight.steps is None else inflight.held_seconds(seconds)
         seconds -= held
         received = 0
-        if isinstance(outcome, Result):  # asked first: the usual class is recognised at once
+        if isinstance(outcome, Result):  # asked first: the usual class is recognized at once
             received = len(outcome.payload)
             if outcome.asked_by is not None:
                 word, executed = "asked", "unknown"
@@ -297,16 +297,16 @@ class CallMetrics:
 class GroupedCounters:
     """Counts servers that come and go under one name."""
 
-    audit_gate: AuditGate | None = None
+    strict_audit: StrictAudit | None = None
 
     def __init__(self, counters: Recorder, name: ServerName) -> None:
         self._counters = counters
         self._name = name
         self.started = counters.started
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call."""
-        self._counters.ended(inflight, None if server is None else self._name, outcome, seconds)
+        self._counters.call_ended(inflight, None if server is None else self._name, outcome, seconds)
 
     def waited(self, inflight: InFlight, seconds: float) -> None:
         """Nothing to count: queues of these servers have no name that lasts."""

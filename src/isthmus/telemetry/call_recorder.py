@@ -149,7 +149,7 @@ class RecordedInFlight(InFlight):
     def finish(self, outcome: Outcome) -> bool:
         """See `InFlight`."""
         if not self.is_done:
-            self._recording.ended(self, self._record, outcome)
+            self._recording.call_ended(self, self._record, outcome)
         return super().finish(outcome)
 
     def abandon(self) -> None:
@@ -274,7 +274,7 @@ class CassetteRecorder:
         self._queue.append(record)
         return record
 
-    def ended(self, inflight: InFlight, record: _Record, outcome: Outcome) -> None:
+    def call_ended(self, inflight: InFlight, record: _Record, outcome: Outcome) -> None:
         """A call ends now. Of calls that reached no server, only those in `RULED` are recorded."""
         route = inflight.route
         kind = record.call.kind

@@ -114,7 +114,9 @@ class LoopMonitor:
             self.held += 1
         if self._holder is not None:
             if busy > NAMED_SECONDS:
-                log.warning("the event loop was held", seconds=round(late, 3), busy=round(busy, 3), where=self._holder)
+                log.warning(
+                    "the event loop was blocked", seconds=round(late, 3), busy=round(busy, 3), where=self._holder
+                )
             self._holder = None
         self._schedule(BUSY_BEAT_SECONDS if busy > WORKING_SECONDS else BEAT_SECONDS)
 

@@ -88,7 +88,7 @@ class OtlpSettings:
 
 
 def read_otlp(settings: TelemetrySettings, environment: Mapping[str, str], instance: str) -> OtlpSettings | None:
-    """The settings of the exporter; None if nobody asked for it. What the file says wins.
+    """The settings of the exporter; None if it is not configured. What the file says wins.
 
     Raises:
         OtlpUnusable: a variable has a value that the hub does not support.
@@ -190,7 +190,7 @@ class Telemetry:
     calls: CallMetrics
     exporter: OtlpExporter | None = None
 
-    def over(self, recorder: Recorder, carrier_of: Callable[[ServerName], str | None]) -> Recorder:
+    def wrap(self, recorder: Recorder, carrier_of: Callable[[ServerName], str | None]) -> Recorder:
         """A recorder that forwards to `recorder` and traces; the same if nothing is traced."""
         if self.exporter is None or self.exporter.sampler is None:
             return recorder
@@ -448,10 +448,10 @@ class TracingRecorder:
         on_ended: Callable[[TracedCall], None],
         carrier_of: Callable[[ServerName], str | None],
     ) -> None:
-        self._count = recorder.ended
+        self._count = recorder.call_ended
         self._waited = recorder.waited
         self.late = recorder.late
-        self.audit_gate = recorder.audit_gate
+        self.strict_audit = recorder.strict_audit
         self._sampler = sampler
         self._on_ended = on_ended
         self._carrier_of = carrier_of
@@ -488,7 +488,7 @@ class TracingRecorder:
             inflight.trace.sent = time.time_ns()
         self._waited(inflight, seconds)
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Hand the spans of a call over."""
         self._count(inflight, server, outcome, seconds)
         trace = inflight.trace

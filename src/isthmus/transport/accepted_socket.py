@@ -44,7 +44,7 @@ LAG_SECONDS: Final = 10.0
 LAG_PROGRESS_BYTES: Final = 64 * 1024
 """The size of that piece. A peer that reads a byte now and then only wants to hold our memory."""
 
-LAGGING: Final = "it does not read what it is sent"
+LAGGING: Final = "it does not read its messages"
 
 FAILED: Final = "the hub failed"
 
@@ -124,7 +124,7 @@ class _NoReceiver:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         pass
 
 
@@ -182,7 +182,7 @@ class AcceptedSocket(SocketChannel):
         self.on_closed: Callable[[], None] | None = None
         """Called once, when the connection is gone for any reason."""
         self._write_batch = write_batch
-        self._share = share or AgentBandwidth().of(None)
+        self._share = share or AgentBandwidth().share_of(None)
         self._held_bytes = 0
         self._unfinished_since = 0.0
         """When the incomplete message began; 0 without one."""
@@ -209,7 +209,7 @@ class AcceptedSocket(SocketChannel):
         try:
             self._receiver = take(self)
         except Exception:  # an error of this socket's owner must not reach the listener and its other clients
-            log.exception("an accepted WebSocket was not taken", client=self.client)
+            log.exception("an accepted WebSocket could not be set up", client=self.client)
             self._receiver = _NO_RECEIVER
             self.close(CloseCode.INTERNAL_ERROR, FAILED)
         self._read_on()
@@ -264,7 +264,7 @@ class AcceptedSocket(SocketChannel):
         await asyncio.wait({sign}, timeout=within)
         return sign.done() and not self._is_done
 
-    def _give_sign(self) -> None:
+    def _report_alive(self) -> None:
         if self._sign is not None:
             self._sign.set_result(None)
             self._sign = None
@@ -339,7 +339,7 @@ class AcceptedSocket(SocketChannel):
             return
         reason, self._last_reason = self._last_reason, None
         self._end(reason)
-        self._settle()
+        self._mark_closed()
         if self.on_closed is not None:
             self.on_closed()
         self._loop.call_soon(self._untie)  # after what `_break_off` may still report
@@ -368,11 +368,11 @@ class AcceptedSocket(SocketChannel):
                 self._see_off()
             return
         self._is_silent = False
-        self._give_sign()
+        self._report_alive()
         self._framing.receive_data(data)
         events = self._framing.events_received()
         for event in events:
-            self._take(event)
+            self._receive(event)
         portions = self._read_quota
         if len(events) > FEW_FRAMES:
             portions.portion_bytes = min(portions.portion_bytes, SMALL_PORTION_BYTES)
@@ -416,7 +416,7 @@ class AcceptedSocket(SocketChannel):
     def give_up(self) -> None:
         """See `transport.flow_control.Holder`."""
         if not self._is_done:
-            log.info("a WebSocket was cut", client=self.client, reason=NO_ROOM)
+            log.info("a WebSocket was aborted", client=self.client, reason=NO_ROOM)
             self._break_off(CloseCode.TRY_AGAIN_LATER, NO_ROOM)
 
     def _tick(self) -> None:
@@ -460,7 +460,7 @@ class AcceptedSocket(SocketChannel):
             self._lag_timer = None
 
     def _cut_off(self) -> None:
-        log.info("a WebSocket was cut", client=self.client, reason=LAGGING)
+        log.info("a WebSocket was aborted", client=self.client, reason=LAGGING)
         self._break_off(CloseCode.POLICY_VIOLATION, LAGGING)
 
     # -- ending ------------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ class AcceptedSocket(SocketChannel):
         self._is_done = True
         self._left = self._accepted
         self._forget_lag()
-        self._give_sign()
+        self._report_alive()
         self._stop_clock()
         if self._framing.state is OPEN:
             self._framing.send_close(code, fitting(reason))
@@ -515,6 +515,6 @@ class AcceptedSocket(SocketChannel):
     def _retire(self) -> None:
         super()._retire()
         self._forget_lag()
-        self._give_sign()
+        self._report_alive()
         if self._last_reason is not None:
             self._loop.call_soon(self._depart)  # what it sent is ignored

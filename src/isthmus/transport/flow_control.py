@@ -208,7 +208,7 @@ class AgentBandwidth:
         self._held_bytes = 0
         self._groups: WeakValueDictionary[str | None, AgentShare] = WeakValueDictionary()
 
-    def of(self, group: str | None) -> AgentShare:
+    def share_of(self, group: str | None) -> AgentShare:
         """The share of an agent; None is for sockets without one."""
         share = self._groups.get(group)
         if share is None:

@@ -71,11 +71,11 @@ def media_type(headers: Mapping[str, str]) -> str:
 
 
 HEAD_LIMIT_BYTES: Final = 64 * 1024
-"""How much a server may send without getting on with its reply: head, trailers, chunk extensions, 1xx."""
+"""Limit of a response's head, and of its other bytes that are not body: trailers, chunk extensions, 1xx responses."""
 
 BODY_PORTION_BYTES: Final = 64 * 1024
-"""What is read in one turn of a body of known length. Four times as much doubled the p99 of calls beside large
-results."""
+"""Bytes of a body of known length that are read in one step. With four times as many, the p99 of calls beside large
+results doubled."""
 
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -318,7 +318,7 @@ class ClientConnection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         if self._ticket is None or self._unsent:
             # Nothing was asked, so this would become the answer to the next question.
-            self.lose("the server spoke before it was asked")
+            self.lose("the server sent data before a request")
             return
         try:
             self._parser.feed_data(data)
@@ -329,7 +329,7 @@ class ClientConnection(asyncio.Protocol):
             if self._is_complete:
                 self._can_stay = False
             elif isinstance(error, httptools.HttpParserUpgrade):
-                self.lose("the server switched protocols, which was not asked for")
+                self.lose("the server switched protocols, which was not requested")
             else:
                 self.lose(f"the reply is not valid HTTP: {error}")
         if self._is_complete:
@@ -339,7 +339,7 @@ class ClientConnection(asyncio.Protocol):
             self._idle_bytes = 0 if self._has_progressed else self._idle_bytes + len(data)
             self._has_progressed = False
             if self._idle_bytes > HEAD_LIMIT_BYTES:
-                self.lose(f"the server sent more than {HEAD_LIMIT_BYTES} bytes without getting on with its reply")
+                self.lose(f"the server sent more than {HEAD_LIMIT_BYTES} bytes without progress in its reply")
 
     def eof_received(self) -> None:
         self._read_quota.finish()
@@ -408,9 +408,9 @@ class ClientConnection(asyncio.Protocol):
         if self._header_bytes > HEAD_LIMIT_BYTES:
             return f"the reply has more than {HEAD_LIMIT_BYTES} bytes of headers"
         if "content-encoding" in headers and (encoding := headers["content-encoding"].lower()) != "identity":
-            return f"the reply is encoded as {encoding[:40]}, which was not asked for"
+            return f"the reply is encoded as {encoding[:40]}, which was not requested"
         if "transfer-encoding" in headers and (encoding := headers["transfer-encoding"].lower()) != "chunked":
-            return f"the reply is transferred as {encoding[:40]}, which was not asked for"
+            return f"the reply is transferred as {encoding[:40]}, which was not requested"
         if status < 400 and self._transport.get_write_buffer_size() > 0:
             # An early refusal (413, 401) is a server's right; an early success answers something else.
             return f"the server answered {status} before it had the whole request"

@@ -32,14 +32,14 @@ HIGH_WATER_BYTES: Final = 64 * 1024
 """More than this in a buffer makes the event loop report when the child has caught up; the default of both loops."""
 
 STDERR_BYTES: Final = 64 * 1024
-"""How much of the end of stderr is kept: a long traceback and what led to it."""
+"""Bytes of the end of stderr that are kept: a long traceback and the lines before it."""
 
 EXIT_SECONDS: Final = 0.25
-"""Between a child's exit and the end of its output, or the reverse, usually lie microseconds. After this time
-the other is not waited for: a grandchild outside the group holds the pipe, or the child will not leave."""
+"""A child's exit and the end of its output are usually microseconds apart. After this time the hub no longer waits for
+the second: a grandchild outside the group holds the pipe, or the child does not exit."""
 
 LAST_LOOK_SECONDS: Final = 0.01
-"""Long enough for the loop to read once more what is there already."""
+"""Long enough for the loop to read once more what has arrived."""
 
 KILL_SECONDS: Final = 2.0
 """How long the kernel gets to end a killed process; only one stuck in a system call needs it."""
@@ -402,7 +402,7 @@ class ProcessChannel:
             return
         if self._timer is not None:
             self._timer.cancel()
-        # First the end, then the account: nothing that is counted as still here can be fetched after that.
+        # Close first, then count: afterwards the child cannot fetch bytes that were counted as unsent.
         self.kill()
         self._close_pipes()
         if self._is_exited:

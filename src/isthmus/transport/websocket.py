@@ -58,7 +58,7 @@ class MessageReceiver(Protocol):
     def flush(self) -> None:
         """The peer had fallen behind and reads again."""
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """The connection has ended; the reason in words."""
 
 
@@ -187,9 +187,9 @@ class SocketChannel(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._read_quota.finish()
         self._end(lost(exc))
-        self._settle()
+        self._mark_closed()
 
-    def _settle(self) -> None:
+    def _mark_closed(self) -> None:
         self._is_gone = True
         self._stop_clock()
         if self._closed is not None and not self._closed.done():
@@ -201,12 +201,12 @@ class SocketChannel(asyncio.Protocol):
         self._is_silent = False
         self._framing.receive_data(data)
         for event in self._framing.events_received():
-            self._take(event)
+            self._receive(event)
         self._answer()
         if (error := self._framing.handshake_exc or self._framing.parser_exc) is not None:
             self._end(in_words(error, self._limit_bytes))
 
-    def _take(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
         if not isinstance(event, Frame) or self._is_done:
             return
         match event.opcode:
@@ -238,7 +238,7 @@ class SocketChannel(asyncio.Protocol):
             return
         self._pong_bytes = len(data) + (self._pong_bytes if self.buffered_bytes() else 0)
         if self._pong_bytes > PONGS_BYTES:
-            self._end("it pings without end and does not read the answers")
+            self._end("it sends pings and does not read the pongs")
         else:
             self.write(data)
 
@@ -267,7 +267,7 @@ class SocketChannel(asyncio.Protocol):
         self._report_end(reason)
 
     def _report_end(self, reason: str) -> None:
-        self._receiver.ended(reason)
+        self._receiver.connection_ended(reason)
 
     def _say_goodbye(self) -> None:
         if data := b"".join(self._framing.data_to_send()):
@@ -297,7 +297,7 @@ def in_words(error: Exception, limit_bytes: int) -> str:
     """What is wrong with the peer's data."""
     if isinstance(error, PayloadTooBig):
         return f"it sent a message of over {limit_bytes} bytes"
-    return f"it does not speak WebSocket as it should: {str(error)[:REASON_LENGTH]}"
+    return f"it violates the WebSocket protocol: {str(error)[:REASON_LENGTH]}"
 
 
 def close_reason(framing: Framing) -> str:
@@ -410,9 +410,9 @@ class DialledSocket(SocketChannel):
         self._client.send_request(request)
         self._answer()
 
-    def _take(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
         if not isinstance(event, Response):
-            super()._take(event)
+            super()._receive(event)
         elif self._client.handshake_exc is None and not self._opened.done():
             self.chosen = self._client.subprotocol
             self._opened.set_result(None)

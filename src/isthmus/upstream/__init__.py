@@ -1,1 +1,1 @@
-"""How servers are reached, kept up and spoken to. Everything a server says is untrusted input."""
+"""Connections to servers: transports, reconnecting, lists, subscriptions. Everything a server sends is untrusted."""

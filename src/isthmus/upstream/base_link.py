@@ -1,10 +1,11 @@
 """The base of every link to a server: the handshake, calls and the hub's own requests, listings and notifications.
 
-There is one level of inheritance: each kind of link (stdio, Streamable HTTP, …) is one class below `BaseLink`. What a
-link does with its server's messages is here. Its parts are the table of pending requests (`waiters.RequestTable`), the
-server's questions (`questions.ServerQuestions`), its subscriptions, and for links over one channel the writer of
-messages (`ChannelWriter`). A kind without such a channel overrides how a request is sent (`_dispatch`) and how
-other messages are (`_say`). Reconnectors own links; server queues send calls on them.
+Each kind of link (stdio, Streamable HTTP, …) is one class below `BaseLink`; two of them have a variant one level
+further down (`CallerNamedRpcLink`, `PlacedLink`). What a link does with its server's messages is here. Its parts are
+the table of pending requests (`response_waiters.RequestTable`), the server's questions (`questions.ServerQuestions`),
+its subscriptions, and for links over one channel the writer of messages (`ChannelWriter`). A kind without such a
+channel overrides how a request is sent (`_dispatch`) and how other messages are (`_say`). Reconnectors own links;
+server queues send calls on them.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class ChannelRequest(PendingRequest):
             self.frame = b""
 
     def break_off(self, *, is_dead: bool) -> bool:
-        """A living server may still read what was written; a dead one got only what had left."""
+        """A living server may still read what was written; a dead one received only what had left."""
         self.abandon()
         return self.frame is None and (not is_dead or self._channel.has_left(self.end))
 
@@ -179,7 +180,7 @@ class ChannelWriter:
             self.channel.write(self.frame(message))
 
     def can_reply(self) -> bool:
-        """Whether the server reads what it is sent. A server that asks without reading would fill our memory."""
+        """Whether the server reads its messages. Replies to a server that only sends would fill our memory."""
         return self.channel is not None and self.channel.buffered_bytes() <= HOLD_ABOVE_BYTES
 
 
@@ -203,7 +204,7 @@ GARBAGE_MAX = 10_000
 """Lines in a row that are not messages: more than any banner. Such a server is given up."""
 
 RELISTEN_SECONDS = 5.0
-"""Pause before a server that ended its subscription is asked for another one."""
+"""Pause before the hub subscribes again at a server that ended its subscription."""
 
 OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), "modern": frozenset({"tasks"})}
 """Abilities that a server of this era cannot have, whatever it declares."""
@@ -280,10 +281,10 @@ class BaseLink:
     """Gets the response of a modern server to a call."""
 
     can_ask = True
-    """Whether the server may ask callers something, and so may list and do more for callers that can be asked."""
+    """Whether the server may ask callers questions, and may therefore offer more to callers that can answer."""
 
     lists_by_client = True
-    """Whether lists are read separately for such callers; if not, every caller gets the same lists."""
+    """Whether lists are read separately for these callers; if not, all callers get the same lists."""
 
     takes_methods = False
     """Whether the server accepts any MCP method, not only tool calls."""
@@ -304,10 +305,10 @@ class BaseLink:
     """Whether a call may be sent on this link, where its tool may differ from what the caller saw."""
 
     fence: Callable[[], str | None] | None = None
-    """Says why calls may no longer be sent, where this node may lose the right to; None while it has it."""
+    """For a program that one node may run: why this node must not send calls any more; None while it may."""
 
     knows_era = True
-    """Whether the server's era is known from this link; another node speaks its own."""
+    """Whether this link tells the server's era; a link to another node does not."""
 
     knows_callers = False
     """Whether it leads to a node of the cluster, which knows callers by name."""
@@ -349,7 +350,7 @@ class BaseLink:
         self.redact: Callable[[str], str] = str
         """Removes the link's credentials from a text; a server may repeat them."""
         self.login_hint: Callable[[], str] = str
-        """Tells how a person logs in at the server; empty if that is impossible."""
+        """Returns how a person logs in at the server; empty if that is impossible."""
         self.on_lost: Callable[[str], None] = _ignore
         self.on_gone: Callable[[], None] = _ignore
         """Called last when the link is lost; the registry of servers that dial in removes the link then."""
@@ -428,7 +429,7 @@ class BaseLink:
         self._say(jsonrpc.notification(method, params), about=about)
 
     def _can_reply(self) -> bool:
-        """Whether the server reads what it is sent. A server that asks without reading would fill our memory."""
+        """Whether the server reads its messages. Replies to a server that only sends would fill our memory."""
         return self._writer is not None and self._writer.can_reply()
 
     def may_have_run(self, inflight: InFlight) -> bool:
@@ -444,7 +445,7 @@ class BaseLink:
             self._note_abandoned(inflight)
             id = request.wire_id or str(request.id).encode()
             self._notify(CANCELLED, cancelled_params(id, reason), request)
-            if is_hidden_task(inflight):  # its caller does not know of it
+            if is_hidden_task(inflight):  # the caller does not know of this task
                 params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
                 self._dispatch(self.requests.next_id(), CANCEL, params, IgnoredResponse())
         request.abandon()
@@ -458,7 +459,7 @@ class BaseLink:
 
     # -- the hub's own requests ------------------------------------------------------------------------------------
 
-    async def ask(self, method: str, params: bytes, within: float = ASK_SECONDS) -> msgspec.Raw:
+    async def request(self, method: str, params: bytes, within: float = ASK_SECONDS) -> msgspec.Raw:
         """Send a request and wait for the result.
 
         Raises:
@@ -473,7 +474,7 @@ class BaseLink:
         return own_request
 
     async def answered(self, own_request: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
-        """Wait for the result of a request. Raises as `ask` does."""
+        """Wait for the result of a request. Raises the same faults as `request`."""
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(within):
@@ -488,7 +489,7 @@ class BaseLink:
     async def ping(self, within: float) -> None:
         """Check that the server still responds; an error response counts. Raises `Fault` if it does not."""
         try:
-            await self.ask(self.dialect.probe, self.dialect.params(), within)
+            await self.request(self.dialect.probe, self.dialect.params(), within)
         except ServerError:
             return
 
@@ -518,7 +519,7 @@ class BaseLink:
     async def refresh_hubs(self) -> None:
         """Ask a modern hub which hubs are behind it now. Raises `Fault`."""
         if self.dialect.era == "modern":
-            discovery = modern.read_discover_result(await self.ask(modern.DISCOVER, self.dialect.params()))
+            discovery = modern.read_discover_result(await self.request(modern.DISCOVER, self.dialect.params()))
             self.hubs = self.hubs if discovery is None else read_hubs(discovery.meta)
 
     async def _discover(self, patience: float | None) -> modern.DiscoverResult | None:
@@ -528,12 +529,12 @@ class BaseLink:
         try:
             params = ModernDialect(self._me).params()
             try:
-                answer = await self.ask(modern.DISCOVER, params, within)
+                answer = await self.request(modern.DISCOVER, params, within)
             except ServerError as refused:
                 # A server that refuses the version and yet lists it as supported is asked a second time.
                 if refused.code != REFUSED_VERSION or not modern.is_version_supported(refused.data):
                     raise
-                answer = await self.ask(modern.DISCOVER, params, within)
+                answer = await self.request(modern.DISCOVER, params, within)
         except NotConnected as refused:
             if refused.status not in NOT_MODERN:
                 raise
@@ -548,7 +549,7 @@ class BaseLink:
 
     async def _initialize(self) -> None:
         try:
-            answer = await self.ask(
+            answer = await self.request(
                 "initialize", legacy.initialize_params(self._me, self.questions.client_caps), self.start_seconds
             )
         except ServerError as refused:
@@ -607,37 +608,37 @@ class BaseLink:
 
     def read(self, text: bytes | memoryview) -> None:
         """Handle one message of the server on a stream that all requests share. Responses are matched by id."""
-        if len(text) > LATER_BYTES and (request := self._take(jsonrpc.answer_start(text))) is not None:
+        if len(text) > LATER_BYTES and (request := self._match_request(jsonrpc.answer_start(text))) is not None:
             whole = partial(jsonrpc.decode_long, text, max_depth=self.limits.depth, max_values=None)
-            then = partial(self._take_long_answer, request)
+            then = partial(self._receive_long_answer, request)
             read_then(whole, jsonrpc.decode_passes, then, jsonrpc.unreadable, self.server)
             return
         text = bytes(text)
         message = jsonrpc.decode(text, max_depth=self.limits.depth, max_values=None)
         match message:
             case Response(id=id):
-                if (request := self._take(id)) is not None:
+                if (request := self._match_request(id)) is not None:
                     request.waiter.result(message.result)
             case ErrorReply(id=id):
-                if (request := self._take(id)) is not None:
+                if (request := self._match_request(id)) is not None:
                     self.on_error_reply(request.waiter, message)
             case Notification():
                 self.on_notification(message.method, message.params)
             case Request():
                 if self._can_reply():
                     self._on_request(message)
-            case Malformed() if (request := self._take(jsonrpc.answered_in(text))) is not None:
+            case Malformed() if (request := self._match_request(jsonrpc.answered_in(text))) is not None:
                 request.waiter.fail(BadReply(self.server, message.message))
             case _:
                 self._count_garbage(text)
                 return
         self._garbage = 0
 
-    def _take(self, id: Payload | None) -> PendingRequest | None:
+    def _match_request(self, id: Payload | None) -> PendingRequest | None:
         """Take the request that a response on the shared stream is for."""
-        return self.requests.take(id)
+        return self.requests.pop(id)
 
-    def _take_long_answer(self, request: PendingRequest, message: jsonrpc.Message) -> None:
+    def _receive_long_answer(self, request: PendingRequest, message: jsonrpc.Message) -> None:
         self._garbage = 0
         match message:
             case Response():
@@ -660,7 +661,7 @@ class BaseLink:
     _is_garbage_logged = False
 
     def _on_request(self, request: Request) -> None:
-        """Pass a server's request, which names no call, to the caller it must be meant for."""
+        """Pass a server's request that names no call to the only possible caller."""
         if request.method in QUESTIONS and self.questions.client_caps:
             self.questions.note_question()
         self.questions.ask_only_caller(request, self._say)
@@ -690,7 +691,7 @@ class BaseLink:
             if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
                 self.on_task(self.server, self.place, state)
         elif method == COMPLETED and (elicitation := params.get(ELICITATION_ID)) is not None:
-            self.questions.url_elicitations.done(elicitation)
+            self.questions.url_elicitations.completed(elicitation)
         elif method == LOGGED and (line := read_log(params)) is not None:
             # A line that names no call goes to the only caller with calls here, else to the operator.
             if not log_alone(line, self.requests.waiters()):
@@ -787,7 +788,7 @@ class BaseLink:
             self.requests.break_off(self.server, reason, is_dead=is_dead)
 
     def _fail(self, reason: str) -> None:
-        """Give the channel up, and everything that is pending on it."""
+        """Close the channel; everything that is pending on it fails."""
         self._on_broken(reason)
         if self._writer is not None and self._writer.channel is not None:
             self._writer.channel.kill()
@@ -797,7 +798,7 @@ class BaseLink:
         if self._writer is not None:
             self._writer.flush()
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """The channel has ended."""
         self._on_broken(reason)
 
@@ -825,7 +826,7 @@ class FollowerLink:
         self._link = link
         self._listens = listens
         self._ids: set[int] = set()
-        """Those of its open requests."""
+        """The ids of its open requests."""
         self._params = params
         self._modern_subscriptions = ModernSubscriptions(link.server, self._listen_to)
         self._listen_requests = ListenRequests(self)
@@ -870,10 +871,10 @@ class FollowerLink:
         return self._params(modern.write_listen_filter(modern.ListenFilter(frozenset(), tuple(uris))))
 
     def _expect_listening(self) -> None:
-        """Nothing waits for it."""
+        """No request of the hub waits for this."""
 
     def _listen_done(self, refusal: Fault | None = None) -> None:
-        """Nothing waits for it."""
+        """No request of the hub waits for this."""
 
     def stop(self) -> None:
         """The link is lost."""
@@ -927,7 +928,7 @@ class ListenRequests:
             self._missed_changes = link._modern_subscriptions.is_asking
             link.on_gap()
 
-    def ended(self, subscription: int) -> None:
+    def subscription_ended(self, subscription: int) -> None:
         """The server ended a subscription: ask for another one in a while, unless one is on its way."""
         link = self._link
         if subscription == self._next:
@@ -937,7 +938,7 @@ class ListenRequests:
             self._active = None
             link._modern_subscriptions.closed()
         else:
-            return  # an earlier one that was replaced
+            return  # an earlier subscription that was replaced
         if not link.lost.done():
             self._missed_changes = True
             if self._next is None:
@@ -952,7 +953,7 @@ class ListenRequests:
             link._listen_done(refusal)
             link._modern_subscriptions.refused(refusal)
         else:
-            self.ended(subscription)
+            self.subscription_ended(subscription)
 
 
 class _ListenWaiter(IgnoredResponse):
@@ -964,7 +965,7 @@ class _ListenWaiter(IgnoredResponse):
 
     def result(self, payload: Payload) -> None:
         """The server ended the subscription in good order."""
-        self._requests.ended(self._id)
+        self._requests.subscription_ended(self._id)
 
     def error(self, reply: ErrorReply) -> None:
         """The server refused the subscription."""

@@ -74,7 +74,7 @@ def same_origin_target(origin: HttpOrigin, target: str, reference: str, does: st
             raise ValueError("it contains a control character")
         place, found = parse_url(urljoin(f"{origin}{target}", reference))
     except ValueError as error:
-        raise ConnectFailed(f"it {does} something that is no address ({error})") from error
+        raise ConnectFailed(f"it {does} something that is not an address ({error})") from error
     if place != origin:
         raise ConnectFailed(f"it {does} {place}, which is not {origin}; configure that address if it is the right one")
     if stays and _plain(found) != _plain(target):
@@ -229,7 +229,7 @@ class OneWayPosts:
             self._quiet = asyncio.get_running_loop().create_future()
             await self._quiet
 
-    def done(self, notice: _OneWayPost) -> None:
+    def post_ended(self, notice: _OneWayPost) -> None:
         """A POST was acknowledged, lost, or given up."""
         self._under_way.discard(notice)
         if not self._under_way and self._quiet is not None and not self._quiet.done():
@@ -255,7 +255,7 @@ class _OneWayPost:
 
     def _expire(self, ticket: Ticket) -> None:
         ticket.abort()
-        self._one_way_posts.done(self)
+        self._one_way_posts.post_ended(self)
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
 
@@ -264,7 +264,7 @@ class _OneWayPost:
     def on_end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._one_way_posts.done(self)
+        self._one_way_posts.post_ended(self)
 
     def on_lost(self, lost: ConnectionLost) -> None:
         self.on_end()

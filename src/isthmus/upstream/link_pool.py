@@ -283,7 +283,7 @@ class LinkPool:
         del self._members[fresh.key]
         fresh.key = key
         self._members[key] = fresh
-        if fresh.link is not None and self._wanted(key):
+        if fresh.link is not None and self._followed_uris(key):
             # Calls wait until the link has its caller's subscriptions.
             link, fresh.link = fresh.link, None
             fresh.made = asyncio.get_running_loop().create_future()
@@ -298,7 +298,7 @@ class LinkPool:
             idle = self._idlest()
             if idle is None:
                 return None
-            if not _has_no_session(idle.key) and self._wanted(idle.key):
+            if not _has_no_session(idle.key) and self._followed_uris(idle.key):
                 # Subscribers are notified on their next link: reading resources again now would need another link.
                 self._missed[idle.key] = None
                 if len(self._missed) > MISSED_MAX:
@@ -348,7 +348,7 @@ class LinkPool:
         if member is not None and member.link is not None:
             member.link.withdraw(inflight, reason)
 
-    def ended(self, inflight: InFlight) -> None:
+    def call_ended(self, inflight: InFlight) -> None:
         """A call has ended: its link is idle, or is closed."""
         member = self._of.pop(inflight, None)
         if member is None:
@@ -390,14 +390,14 @@ class LinkPool:
 
     def _expire(self, member: _PooledLink) -> None:
         member.idle = None
-        if self._wanted(member.key):
+        if self._followed_uris(member.key):
             self._rest(member)  # its process may send updates that no other knows of
         elif not member.borrowers:  # else it is released when it is given back
             self._retire(member)
 
     # -- for the reconnector ---------------------------------------------------------------------------------------
 
-    def has(self, client_caps: ClientCapabilities) -> bool:
+    def has_link_for(self, client_caps: ClientCapabilities) -> bool:
         """Whether there is a link with these client capabilities."""
         return self._latest(client_caps) is not None
 
@@ -489,10 +489,10 @@ class LinkPool:
         home = self._homes.get(follower.session, {}).get(guest)
         return self._key_in(subject, follower.caller, client_caps, follower.session) if home is None else home.key
 
-    def _wanted(self, key: LinkKey) -> list[str]:
+    def _followed_uris(self, key: LinkKey) -> list[str]:
         """Resources followed by the callers on such a link."""
         if self.shares_subscriptions:
-            return self._subscription_sync.wanted()
+            return self._subscription_sync.followed_uris()
         if self._settings.isolation == "call":
             return []
         home = _base(key)
@@ -504,7 +504,7 @@ class LinkPool:
         asked: dict[str, None] = {}
         try:
             async with asyncio.timeout(FOLLOW_SECONDS):
-                while new := [uri for uri in dict.fromkeys(self._wanted(member.key)) if uri not in asked]:
+                while new := [uri for uri in dict.fromkeys(self._followed_uris(member.key)) if uri not in asked]:
                     asked |= dict.fromkeys(new)
                     await self._subscription_sync.follow(link, new)
         except TimeoutError:

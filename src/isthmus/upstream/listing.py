@@ -64,7 +64,7 @@ class ListSource(Protocol):
     limits: Limits
     dialect: McpDialect
 
-    async def ask(self, method: str, params: bytes) -> msgspec.Raw:
+    async def request(self, method: str, params: bytes) -> msgspec.Raw:
         """Send a request and wait for the result; raises `Fault`."""
 
 
@@ -220,7 +220,7 @@ class _ListReading:
             page = await self._page(shape, members)
             if len(self.missing) + len(page.missing) <= MISSING_MAX:  # the same limit as for one page
                 self.missing.update(page.missing)
-            taken = await self._take(shape, kind, page, found, limits.list_bytes - read_bytes)
+            taken = await self._add_page(shape, kind, page, found, limits.list_bytes - read_bytes)
             cursor = page.next_cursor
             if isinstance(taken, ListCut):
                 return taken
@@ -250,7 +250,7 @@ class _ListReading:
 
     async def _page(self, shape: ListShape, members: Mapping[str, Payload]) -> ListPage:
         server = self._link.server
-        answer = await self._link.ask(shape.method, self._link.dialect.params(members, self._client_caps))
+        answer = await self._link.request(shape.method, self._link.dialect.params(members, self._client_caps))
         try:
             page = await offload(len(memoryview(answer)), partial(read_page, shape, answer), owner=server)
         except ReaderFailed as failed:
@@ -262,7 +262,7 @@ class _ListReading:
             self.ttl_seconds = min(page.ttl_seconds, known)
         return page
 
-    async def _take(
+    async def _add_page(
         self, shape: ListShape, kind: type[F], page: ListPage, found: dict[FeatureName, F], room_bytes: int
     ) -> int | ListCut:
         """Take a page's entries; return how many bytes they have, or why the list is cut there."""
@@ -280,7 +280,7 @@ class _ListReading:
             if isinstance(entry, str):
                 problems += 1
                 if problems > PROBLEMS_MAX:
-                    self._note("more was wrong with its list, and the rest of it was left out")
+                    self._note("its list has further errors, and its other entries were left out")
                     break
                 self._note(f"{shape.noun} {position} left out: {entry}")
                 continue
@@ -487,12 +487,12 @@ class ListCache:
             abilities = frozenset(ability for ability in get_args(Ability) if ability in stored.abilities)
             known = CachedLists(listing, abilities)
         except (ValueError, ReaderFailed) as error:
-            log.warning("what a server listed last is damaged", server=settings.name, file=key, reason=str(error))
+            log.warning("the stored list of a server is damaged", server=settings.name, file=key, reason=str(error))
             return None
         self._kept[settings.name] = (key, known)
         return known
 
-    def keep(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
+    def store(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
         """Store what a server lists now, unless it is unchanged."""
         if isinstance(settings.reach, PythonSettings):
             return

@@ -130,7 +130,7 @@ class ListsByCapability:
         for client_caps, variant in before._of.items():
             self._admit(variant.caller, client_caps)
 
-    async def known(self, within: float) -> None:
+    async def wait_listed(self, within: float) -> None:
         """Wait until running listings have ended."""
         learning = [variant.learning.done for variant in self._of.values() if variant.task is not None]
         if learning:
@@ -148,7 +148,7 @@ class ListsByCapability:
 
     # -- the server comes, changes and goes ------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def start(self) -> None:
         """The server is connected: read all lists again."""
         self._is_open = True
         for variant in self._of.values():
@@ -230,7 +230,7 @@ class ListsByCapability:
                     variant.failed_at = self._loop.time()
                     delayed = {*due}
                     reason = str(failed)
-                    log.warning("server did not list to callers that it can ask", server=self._server, reason=reason)
+                    log.warning("server did not list for clients with capabilities", server=self._server, reason=reason)
                 else:
                     variant.failed_at = None
                 variant.schedule.rest(delayed, self._loop.time())

@@ -122,7 +122,7 @@ class RpcLink(BaseLink):
             await self._check_reachable(within)
             return
         try:
-            await self.ask(TOOLS.method, b"{}", within)
+            await self.request(TOOLS.method, b"{}", within)
         except ServerError:
             return
 
@@ -255,16 +255,16 @@ class _Post(HttpRequest):
         depth = self._link.limits.depth
         if len(body) > LATER_BYTES:
             whole = partial(decode_untouched, body, max_depth=depth)
-            then, owner = partial(self._take_late, body), self._link.server
+            then, owner = partial(self._receive_late, body), self._link.server
             read_then(whole, untouched_passes, then, _unreadable, owner, over=LATER_BYTES)
         else:
-            self._take(body, jsonrpc.decode_reply(bytes(body), max_depth=depth) if body else None)
+            self._receive(body, jsonrpc.decode_reply(bytes(body), max_depth=depth) if body else None)
 
-    def _take_late(self, body: bytes | memoryview, read: tuple[jsonrpc.Message, Result | None]) -> None:
+    def _receive_late(self, body: bytes | memoryview, read: tuple[jsonrpc.Message, Result | None]) -> None:
         if not self.is_done:
-            self._take(body, *read)
+            self._receive(body, *read)
 
-    def _take(self, body: bytes | memoryview, message: jsonrpc.Message | None, result: Result | None = None) -> None:
+    def _receive(self, body: bytes | memoryview, message: jsonrpc.Message | None, result: Result | None = None) -> None:
         if isinstance(message, Response) and self._status == OK and jsonrpc.same_id(message.id, self.wire_id):
             self._finish()
             if result is not None and isinstance(self.waiter, _RpcWaiter):
@@ -337,9 +337,9 @@ class _Lister:
         self.limits = link.limits
         self.dialect: McpDialect = link.dialect
 
-    async def ask(self, method: str, params: bytes) -> msgspec.Raw:
+    async def request(self, method: str, params: bytes) -> msgspec.Raw:
         """Send a request and wait for the result; raises `Fault`."""
-        answer = await self._link.ask(method, params)
+        answer = await self._link.request(method, params)
         if untouched_result(answer).is_error:  # some answer so if there is no such tool
             raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "it answered with a tool's error")
         return await offload(len(memoryview(answer)), partial(in_mcp_shape, answer), owner=self.server)
@@ -399,7 +399,7 @@ class CallerNamedRpcLink(RpcLink):
                 self._endpoint.target = parse_url(place)[1]
                 self._head = self._new_head()
             try:
-                await self.ask(TOOLS.method, b"{}", self.start_seconds)
+                await self.request(TOOLS.method, b"{}", self.start_seconds)
             except ServerError:
                 return
             except (BadReply, NotConnected) as failed:

@@ -48,7 +48,7 @@ class UrlElicitations:
     def __init__(self) -> None:
         self._sent: dict[bytes, tuple[ref[InFlight], Callable[[msgspec.Raw], None] | None]] = {}
 
-    def sent(self, id: msgspec.Raw, inflight: InFlight) -> None:
+    def add(self, id: msgspec.Raw, inflight: InFlight) -> None:
         """Remember that an elicitation with this id sent the user of this call to a URL."""
         if len(memoryview(id)) > ELICITATION_ID_LENGTH_MAX:
             return
@@ -58,7 +58,7 @@ class UrlElicitations:
         if len(self._sent) > ELICITATIONS_MAX:
             del self._sent[next(iter(self._sent))]
 
-    def done(self, id: msgspec.Raw) -> None:
+    def completed(self, id: msgspec.Raw) -> None:
         """The user has finished: notify the caller once, through its call or, if that is over, beside its calls."""
         call, later = self._sent.pop(bytes(id), (None, None))
         inflight = None if call is None else call()
@@ -122,7 +122,7 @@ class ServerQuestions:
         self.on_question()
 
     def ask_only_caller(self, request: Request, say: Say) -> bool:
-        """Pass a request that names no call to the only caller it can be meant for.
+        """Pass a request that names no call to the only possible caller.
 
         Returns whether it is a question that arrived while there was no call. Some servers ask for the roots right
         after the handshake, before the call that the link was made for is sent. Such a question waits a moment for the
@@ -177,7 +177,7 @@ class ServerQuestions:
         if asked is not None:
             self._open[bytes(request.id)] = asked
             if (id := request.params.get(ELICITATION_ID)) is not None and asked.asked_of is not None:
-                self.url_elicitations.sent(id, asked.asked_of)
+                self.url_elicitations.add(id, asked.asked_of)
 
     def _reply(self, request: Request, say: Say, reply: Reply) -> None:
         was_open = self._open.pop(bytes(request.id), None) is not None
@@ -195,7 +195,7 @@ class ServerQuestions:
         """If the server's error sends the user to a URL first, remember the call for that."""
         if reply.code == URL_ELICITATION_REQUIRED and isinstance(waiter, CallWaiter):
             for id in read_url_elicitations(reply.data):
-                self.url_elicitations.sent(id, waiter.inflight)
+                self.url_elicitations.add(id, waiter.inflight)
 
     def note_abandoned(self, inflight: InFlight) -> None:
         """A call that may have reached the server was abandoned: the server may still ask about it."""

@@ -72,7 +72,7 @@ class ToolGuard:
         self._shown = shown
         self._tools: dict[str, Tool] = {}
 
-    async def look(self) -> None:
+    async def read_tools(self) -> None:
         """Read the link's tools, if changed tools are withheld. Raises `Fault`."""
         if self._review.withholds(self._link.server):
             read = await self._link.list_features({"tools"}, client_caps=self._link.questions.client_caps)
@@ -129,7 +129,7 @@ LOGIN_LOOK_SECONDS = 2.0
 
 UNAUTHORIZED = 401
 
-RECALLED = "it is starting; what it listed last is shown, and calls wait for it"
+RECALLED = "it is starting; its last list is shown, and calls wait for it"
 
 LOOK_AGAIN_SECONDS = 1.0
 """A busy server that does not respond is pinged at most this often."""
@@ -279,7 +279,7 @@ class Reconnector:
 
     def _cache_lists(self, link: BaseLink) -> None:
         if self._lists is not None:
-            self._lists.keep(self.settings, self._listing, link.abilities())
+            self._lists.store(self.settings, self._listing, link.abilities())
 
     def _stop_holding(self) -> None:
         """The first attempt has ended: waiting calls are sent or fail."""
@@ -300,7 +300,7 @@ class Reconnector:
         pool.on_asked = lambda: self.on_asked()  # noqa: PLW0108 - `on_asked` is set after this
         return pool
 
-    def show(self, *, is_awaited: bool = False) -> None:
+    def publish(self, *, is_awaited: bool = False) -> None:
         """Publish the server, in place of a predecessor if there is one; see `Hub.open_server_queue`."""
         self.is_hidden = False
         self._hub.open_server_queue(self.server_queue, self.server_status, is_awaited=is_awaited, learner=self)
@@ -325,7 +325,7 @@ class Reconnector:
     async def ready(self, within: float) -> None:
         """Wait for the first attempt, and a moment for the lists by capability."""
         await asyncio.wait({self.tried}, timeout=within)
-        await self._lists_by_capability.known(self._hub.limits.listing_seconds)
+        await self._lists_by_capability.wait_listed(self._hub.limits.listing_seconds)
 
     def adjust(self, settings: ServerSettings) -> None:
         """Apply settings that need no new link."""
@@ -516,7 +516,7 @@ class Reconnector:
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
         if link.can_ask and link.lists_by_client:
-            self._lists_by_capability.open()
+            self._lists_by_capability.start()
         self._log_ready(link)
         self._log_cuts()
         self._log_level_sync.attend(link)
@@ -625,8 +625,8 @@ class Reconnector:
         try:
             await link.handshake(self._known_era())
             guard = ToolGuard(link, self._hub.review, lambda: self._listing)
-            link.recheck, link.may_send = guard.look, guard.may_send
-            await guard.look()
+            link.recheck, link.may_send = guard.read_tools, guard.may_send
+            await guard.read_tools()
             await self._log_level_sync.prepare(link)
         except (Fault, ConnectFailed) as failed:
             await link.aclose()
@@ -694,7 +694,7 @@ class Reconnector:
         """Whether lists for these capabilities can be read without a new link."""
         if self._link is None:
             return False
-        return self._link.dialect.era == "modern" or (self._pool is not None and self._pool.has(client_caps))
+        return self._link.dialect.era == "modern" or (self._pool is not None and self._pool.has_link_for(client_caps))
 
     def _plan_refresh(self) -> None:
         """Plan the next listing: when the first list expires, or after the usual time."""
@@ -711,7 +711,7 @@ class Reconnector:
     def lists_changed(self, topics: Sequence[Topic]) -> None:
         """Another node found that these lists of the server have changed: lists wait until they are read here.
 
-        A caller that was told of the change there may ask here for the list.
+        A caller that was notified there may request the list here.
         """
         if self._link is None or not self.server_status.is_settled:
             return  # they are read when it connects
@@ -721,7 +721,7 @@ class Reconnector:
         self._schedule.announce_elsewhere(topics, asyncio.get_running_loop().time())
         self._wake()  # also if they are stale already: they may be due sooner now
 
-    def asked_elsewhere(self) -> None:
+    def note_callers_elsewhere(self) -> None:
         """Another node found that the server's questions do not name their call."""
         if self._pool is not None:
             self._pool.divide_by_program()
@@ -863,7 +863,7 @@ class Reconnector:
         abilities = self.server_status.abilities if self._link is None else self._link.abilities()
         hubs = {} if self._link is None else self._link.hubs
         problem = self._relist_problem
-        stale = () if problem is None else (f"its lists could not be read again, and are the last ones: {problem}",)
+        stale = () if problem is None else (f"its lists could not be read again; the last ones are shown: {problem}",)
         return {
             "tools": listing.tools,
             "prompts": listing.prompts,
@@ -937,4 +937,4 @@ def depth_notes(hubs: Mapping[str, int]) -> tuple[str, ...]:
     The server is used all the same: any server behind a hub could have made the chain up.
     """
     is_long = max(hubs.values(), default=0) + 2 > HOPS_MAX
-    return (f"there are more than {HOPS_MAX} hubs in a row, as it or a server behind it says",) if is_long else ()
+    return (f"there are more than {HOPS_MAX} hubs in a row, according to it or a server behind it",) if is_long else ()

@@ -137,7 +137,7 @@ class ReplayLink(BaseLink):
         self._playing.clear()
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        waiter.fail(turned_away(self.server, f"a cassette is not asked {method}"))
+        waiter.fail(turned_away(self.server, f"a cassette does not support {method}"))
 
 
 def listing_of(server: ServerName, lists: RecordedLists) -> Listing:

@@ -67,7 +67,7 @@ def note_task(inflight: InFlight, server: ServerName, answer: Payload) -> None:
     if call.kind not in TASK_KINDS:
         request = inflight.carriage.id if isinstance(inflight.carriage, PendingRequest) else -1  # unknown
         report = exchange.reporter() if request >= 0 and isinstance(exchange, LateProgressExchange) else None
-        tasks.made(call.caller, server, place, state, session=call.session, request=request, report=report)
+        tasks.created(call.caller, server, place, state, session=call.session, request=request, report=report)
     elif state.id == inflight.name:  # a response about another task says nothing about this one
         tasks.answered(call.caller, server, place, state)
 
@@ -108,7 +108,7 @@ class InputRound:
         """Ask all questions at once; without questions, send the call again at once."""
         self._inflight.rounds += 1
         if self._inflight.rounds > ROUNDS_MAX and not self._is_from_node:
-            self._inflight.finish(Unanswered(self._server, f"it went on asking after {ROUNDS_MAX} rounds"))
+            self._inflight.finish(Unanswered(self._server, f"it still asked after {ROUNDS_MAX} rounds"))
         elif not self._inputs.questions:
             self._send_again()
         for key, question in self._inputs.questions.items():
@@ -242,7 +242,7 @@ class RequestTable:
         written = msgspec.json.encode(id)
         return None if any(request.wire_id == written for request in self.pending.values()) else written
 
-    def take(self, id: Payload | None) -> PendingRequest | None:
+    def pop(self, id: Payload | None) -> PendingRequest | None:
         """Remove the request that a response is for, and return it; None for an unknown or outdated id."""
         if id is None:
             return None

@@ -64,7 +64,7 @@ class Supervisor:
             return
         reconnector = self._start(settings)
         self.reconnectors[settings.name] = reconnector
-        reconnector.show(is_awaited=is_awaited)
+        reconnector.publish(is_awaited=is_awaited)
 
     def _start(self, settings: ServerSettings) -> Reconnector:
         server_queue = ServerQueue(
@@ -149,7 +149,7 @@ class Supervisor:
         before = self.reconnectors[name]
         self.reconnectors[name] = successor
         before.is_hidden = True
-        successor.show()
+        successor.publish()
         self._hub.result_cache.forget(name)
         log.info("server changed", server=name)
         await self._drain(before)

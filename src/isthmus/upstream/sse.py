@@ -188,8 +188,8 @@ class SseLink(BaseLink):
             else:
                 posted.waiter.fail(BadReply(self.server, detail))
 
-    def _take(self, id: Payload | None) -> PendingRequest | None:
-        posted = self.requests.take(id)
+    def _match_request(self, id: Payload | None) -> PendingRequest | None:
+        posted = self.requests.pop(id)
         if isinstance(posted, PostedRequest):
             posted.on_response()
         return posted
@@ -314,7 +314,7 @@ class _Stream:
                 if self._has_endpoint:
                     self._link._fail(reason)
                 else:
-                    self._over(reason)
+                    self._stream_ended(reason)
                     self.close()
             elif self._has_endpoint:
                 if event.event == "message" and event.data:
@@ -325,17 +325,17 @@ class _Stream:
 
     def on_end(self) -> None:
         """The server ended the stream."""
-        self._over("it ended its event stream")
+        self._stream_ended("it ended its event stream")
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The stream broke, or could not be opened."""
-        self._over(lost_.reason)
+        self._stream_ended(lost_.reason)
 
-    def _over(self, reason: str) -> None:
+    def _stream_ended(self, reason: str) -> None:
         if self._is_done:
             return
         self._is_done = True
         if self._has_endpoint:
-            self._link.ended(reason)
+            self._link.connection_ended(reason)
         elif not self.opened.done():
             self.opened.set_exception(ConnectFailed(reason))

@@ -134,7 +134,7 @@ class Programs:
                 raise _refused(reach, f"everybody on this machine can write to {path}; chmod o-w it, or move it")
             if (server, path) not in self._warned:
                 self._warned.add((server, path))
-                log.warning("everybody can write to what a server runs", server=server, path=str(path))
+                log.warning("every user can write to the program or folder of a server", server=server, path=str(path))
         if not reach.sha256:
             return None
         if program is None:
@@ -194,7 +194,9 @@ def check_digests(reach: StdioSettings, program: Path) -> None:
                 why = f"{file} cannot be read to have its sha256 checked: {error.strerror}"
                 raise _refused(reach, why) from error
         if found != wanted:
-            raise _refused(reach, f"sha256 is {found} and not {wanted}, of {shown}; if it is right, write it so")
+            raise _refused(
+                reach, f"sha256 is {found} and not {wanted}, of {shown}; if that is right, write it into the entry"
+            )
 
 
 def digest_of_words(words: Sequence[str]) -> str:

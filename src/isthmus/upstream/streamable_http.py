@@ -330,11 +330,11 @@ class StreamableLink(BaseLink):
         """Resume a request's stream after a pause; False if that is impossible."""
         if self.dialect.era == "modern" or self.lost.done() or not _is_header(event_id):
             return False
-        timer = asyncio.get_running_loop().call_later(seconds, self._ask_for_rest, post)
+        timer = asyncio.get_running_loop().call_later(seconds, self._request_rest, post)
         self._resumes[post] = (timer, event_id)
         return True
 
-    def _ask_for_rest(self, post: Post) -> None:
+    def _request_rest(self, post: Post) -> None:
         _, event_id = self._resumes.pop(post)
         if post.is_done:
             return
@@ -373,7 +373,7 @@ class StreamableLink(BaseLink):
         if self.dialect.era == "legacy":
             return listing
         ill = {tool.name for tool in listing.tools if not is_annotation_valid(tool.definition.get("inputSchema"))}
-        return leave_out(listing, ill, "its x-mcp-header cannot be written") if ill else listing
+        return leave_out(listing, ill, "its x-mcp-header cannot be sent") if ill else listing
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -685,17 +685,17 @@ class Post(HttpRequest):
             self._read_late()
         else:
             body = bytes(self._body.take())
-            self._take(jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None)
+            self._receive(jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None)
 
     def _read_late(self) -> None:
         """Read a long response in turns of the event loop of its own."""
         body = self._body.take()
         whole = partial(jsonrpc.decode_long, body, max_depth=self._link.limits.depth, max_values=None)
-        read_then(whole, jsonrpc.decode_passes, self._take_late, jsonrpc.unreadable, self._link.server)
+        read_then(whole, jsonrpc.decode_passes, self._receive_late, jsonrpc.unreadable, self._link.server)
 
-    def _take_late(self, message: jsonrpc.Message) -> None:
+    def _receive_late(self, message: jsonrpc.Message) -> None:
         if not self.is_done:
-            self._take(message)
+            self._receive(message)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; after the response, that does not matter."""
@@ -742,7 +742,7 @@ class Post(HttpRequest):
 
     # -- JSON ------------------------------------------------------------------------------------------------------
 
-    def _take(self, message: jsonrpc.Message | None) -> None:
+    def _receive(self, message: jsonrpc.Message | None) -> None:
         if self._status == OK and isinstance(message, Response | ErrorReply):
             self._answer(message)
             return
@@ -799,18 +799,18 @@ class Post(HttpRequest):
             self._is_reading = True
             read_then(whole, jsonrpc.decode_passes, self._answer_was_read, jsonrpc.unreadable, self._link.server)
         else:
-            self._take_event(whole())
+            self._receive_event(whole())
 
     def _answer_was_read(self, message: jsonrpc.Message) -> None:
         """A long answer was read; the stream may have ended meanwhile."""
         self._is_reading = False
         happened, self._after_reading = self._after_reading, None
         if not self.is_done:
-            self._take_event(message)
+            self._receive_event(message)
         if not self.is_done and happened is not None:
             happened()
 
-    def _take_event(self, message: jsonrpc.Message) -> None:
+    def _receive_event(self, message: jsonrpc.Message) -> None:
         match message:
             case Response() | ErrorReply() if message.id is None or self._is_own(message.id):
                 self._answer(message)

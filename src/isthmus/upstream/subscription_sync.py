@@ -28,7 +28,7 @@ SUBSCRIBE_AT_ONCE = 1_000
 
 
 class SubscriptionSync:
-    """Subscriptions at one server. A named link is one of the pool; without a link, the shared one is meant."""
+    """Subscriptions at one server. A named link belongs to the pool; without a link, the shared one is used."""
 
     def __init__(self, hub: Hub, background: BackgroundTasks, server: ServerName) -> None:
         self._recall = hub.result_cache
@@ -47,9 +47,9 @@ class SubscriptionSync:
     ) -> None:
         """Subscribe a link to these resources and call `then` for each; a refusal is only logged."""
         for start in range(0, len(uris), SUBSCRIBE_AT_ONCE):
-            await asyncio.gather(*(self._ask(link, uri, then) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
+            await asyncio.gather(*(self._subscribe(link, uri, then) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
 
-    async def _ask(self, link: SubscriptionLink, uri: str, then: Callable[[str], None]) -> None:
+    async def _subscribe(self, link: SubscriptionLink, uri: str, then: Callable[[str], None]) -> None:
         fault = await self._subscriptions.subscribe(link, uri)
         if fault is not None:
             level = log.debug if isinstance(fault, NotConnected) else log.warning
@@ -63,7 +63,7 @@ class SubscriptionSync:
 
     def resume(self, link: BaseLink) -> None:
         """Subscribe the shared link to everything that callers follow; updates may have been missed until then."""
-        self._follow_soon(link, self.wanted(), self._missed)
+        self._follow_soon(link, self.followed_uris(), self._missed)
 
     def resume_own(self, link: BaseLink) -> None:
         """Repeat the subscriptions of a pool's link whose server has forgotten them."""
@@ -104,13 +104,13 @@ class SubscriptionSync:
         link.on_updated = self.updated
         link.on_gap = self.gap
 
-    def wanted(self) -> list[str]:
+    def followed_uris(self) -> list[str]:
         """All resources with subscribers."""
-        return self._subscriptions.wanted(self._server)
+        return self._subscriptions.shared_uris(self._server)
 
     def gap(self, link: SubscriptionLink | None = None) -> None:
         """Updates may have been missed: notify all subscribers."""
-        wanted = self.wanted() if link is None else self._subscriptions.subscribed(link)
+        wanted = self.followed_uris() if link is None else self._subscriptions.subscribed(link)
         for uri in wanted:
             self._missed(uri, link)
 
@@ -160,12 +160,12 @@ class LogLevelSync:
         """Set a link's level at once, or after its pending request; its server may have forgotten it."""
         if link in self._asking:
             self._due.add(link)
-        elif (own_request := self._ask(link)) is not None:
+        elif (own_request := self._send_level(link)) is not None:
             asking = self._background.spawn(f"log level of {self._server}", self._follow(link, own_request))
             self._asking[link] = asking
             self._levels.track(self._server, asking)
 
-    def _ask(self, link: BaseLink) -> HubRequest | None:
+    def _send_level(self, link: BaseLink) -> HubRequest | None:
         """The request that was sent; None if there is nothing to set."""
         self._due.discard(link)
         level = self._levels.lowest
@@ -179,7 +179,7 @@ class LogLevelSync:
                 except Fault as fault:
                     level = log.debug if isinstance(fault, NotConnected) else log.warning
                     level("server refused a log level", server=self._server, reason=fault.message)
-                own_request = self._ask(link) if link in self._due else None
+                own_request = self._send_level(link) if link in self._due else None
         finally:
             del self._asking[link]
             self._due.discard(link)

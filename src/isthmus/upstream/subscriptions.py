@@ -66,15 +66,15 @@ class LegacySubscriptions:
         if answer is None or answer.done():
             answer = self._wanted[uri] = asyncio.get_running_loop().create_future()
         self._subscribed.discard(uri)
-        self._settle(uri)
+        self._sync(uri)
         await _raised(answer)
 
     def drop(self, uri: str) -> None:
         """Unsubscribe."""
-        _give(self._wanted.pop(uri, None), None)
-        self._settle(uri)
+        _resolve(self._wanted.pop(uri, None), None)
+        self._sync(uri)
 
-    def _settle(self, uri: str) -> None:
+    def _sync(self, uri: str) -> None:
         """Send a request if the wanted state differs from the server's."""
         if uri in self._under_way:
             return
@@ -107,10 +107,10 @@ class LegacySubscriptions:
             assert refusal is None or isinstance(refusal, Fault), "a HubRequest fails with nothing else"
             if refusal is None:
                 self._subscribed.add(uri)
-                _give(self._wanted.get(uri), None)
+                _resolve(self._wanted.get(uri), None)
             else:
-                _give(self._wanted.pop(uri, None), refusal)
-        self._settle(uri)
+                _resolve(self._wanted.pop(uri, None), refusal)
+        self._sync(uri)
 
 
 class ModernSubscriptions:
@@ -188,7 +188,7 @@ class ModernSubscriptions:
         self._subscribed.discard(uri)
         if self._trial is not None:
             self._trial.discard(uri)
-        _give(self._answers.pop(uri, None), answer)
+        _resolve(self._answers.pop(uri, None), answer)
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class ModernSubscriptions:
             # The server may spell names differently; if it names as many as requested, they are those.
             if honoured is None or uri in honoured or len(honoured) >= self._named:
                 self._subscribed.add(uri)
-                _give(self._answers.pop(uri, None), None)
+                _resolve(self._answers.pop(uri, None), None)
             else:
                 self._give_up(
                     uri, ServerError(self._server, jsonrpc.INVALID_PARAMS, "It sends no updates of this resource")
@@ -281,7 +281,7 @@ class ModernSubscriptions:
         self._stop_soon()
         answers, self._answers = self._answers, {}
         for answer in answers.values():
-            _give(answer, None)
+            _resolve(answer, None)
 
     def _take_trial(self) -> set[str]:
         self._stop_timer()
@@ -299,7 +299,7 @@ class ModernSubscriptions:
         self._timer = None
         self._is_overdue = True
         for uri in self._trial or ():
-            _give(self._answers.pop(uri, None), None)
+            _resolve(self._answers.pop(uri, None), None)
         self._advance_soon()
 
 
@@ -310,7 +310,7 @@ async def _raised(answer: Answer) -> None:
         raise refusal
 
 
-def _give(answer: Answer | None, refusal: Fault | None) -> None:
+def _resolve(answer: Answer | None, refusal: Fault | None) -> None:
     if answer is not None and not answer.done():
         answer.set_result(refusal)
 

@@ -632,7 +632,7 @@ def compact(payload: Payload) -> bytes:
 _BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
-# Duplicates. JSON parsers disagree on which of two equal keys counts, so a body with both could be authorised
+# Duplicates. JSON parsers disagree on which of two equal keys counts, so a body with both could be authorized
 # as one call and executed as another. Finding them needs no second parser: every member that a decoder drops
 # leaves at least the two quotation marks of its key behind, so equal counts prove that nothing was dropped.
 

@@ -108,6 +108,6 @@ def frame(message: Payload) -> bytes:
     """Put one message on one line.
 
     A raw line break is legal between JSON tokens, and on a pipe it would end the message and begin another
-    that was never authorised, so such a message is compacted.
+    that was never authorized, so such a message is compacted.
     """
     return compact(message) + b"\n"

@@ -84,7 +84,7 @@ async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_ther
 
 async def test_calls_of_in_memory_tasks_are_in_the_audit_log(tmp_path: Path) -> None:
     async with seated(tmp_path, "strict") as (journal, log):
-        hub = Hub(Limits(), log.audit.over(CallMetrics()))
+        hub = Hub(Limits(), log.audit.wrap(CallMetrics()))
         server_queue, link = ServerQueue(SERVER, hub.limits), HeldLink()
         server_queue.attach(link)
         hub.open_server_queue(server_queue, ready(tool()))
@@ -112,7 +112,7 @@ async def test_old_records_of_a_free_slot_are_deleted_and_those_of_a_used_one_st
     async with audit_sqlite.open_reader(slot_file(tmp_path, 2)) as left:
         verification = Verification(left.anchor, read_checkpoint(tmp_path, keys, 2), keys.is_signed)
         async for row in left.rows():
-            verification.take(row)
+            verification.check_row(row)
     assert (verification.end(), verification.count) == (None, 1)
 
 

@@ -63,7 +63,7 @@ async def test_unwritten_definitions_are_written_when_the_file_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
-    keep = DefinitionStore.keep
+    keep = DefinitionStore.store
 
     def full(self: DefinitionStore, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
         tries.append(len(sightings))
@@ -71,7 +71,7 @@ async def test_unwritten_definitions_are_written_when_the_file_works_again(
             raise sqlite3.OperationalError("database or disk is full")
         keep(self, sightings)
 
-    monkeypatch.setattr(DefinitionStore, "keep", full)
+    monkeypatch.setattr(DefinitionStore, "store", full)
     kept = Kept(tmp_path)
     try:
         kept.hub.publish(server_status("a"))
@@ -111,7 +111,7 @@ async def test_very_many_changes_are_reported_by_their_count(tmp_path: Path) -> 
 
 async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Path) -> None:
     file = DefinitionStore(tmp_path)
-    file.keep([(SeenDefinition(SERVER, "", "t0", b"else", b"{}", 1.0), True)])
+    file.store([(SeenDefinition(SERVER, "", "t0", b"else", b"{}", 1.0), True)])
     assert file.approve(SeenDefinition(SERVER, "", "t0", b"else", b"{}", 1.0), 1.0)
     file.set_last_read_approval(1)
     kept = Kept(tmp_path, "off")

@@ -97,7 +97,7 @@ async def test_several_servers_have_a_socket_each_where_the_hub_does_not_share()
         guests = [await hub.arrives(), await hub.arrives()]
         assert {guest.query["server_id"] for guest in guests} == {"one-id", "two-id"}
         assert len({await guest.call("pid", id=1) for guest in guests}) == 2
-        assert [line.is_muxed for line in dialler.shown().lines] == [False, False]
+        assert [line.is_muxed for line in dialler.status().lines] == [False, False]
 
 
 async def test_a_server_whose_place_a_stranger_takes_is_not_taken_for_one_of_a_relay_that_keeps_one_connection(
@@ -144,8 +144,8 @@ async def test_servers_share_a_socket_and_equal_ids_do_not_meet() -> None:
         ]
         assert await asyncio.gather(*calls) == [f"{number} {id}" for id in range(50) for number in (one, two)]
         await guest.control({"opened": one, "server": "robot_one-id"})
-        await until(lambda: dialler.shown().servers[0].hub_name == "robot_one-id")
-        assert dialler.shown().servers[0].answered == 50
+        await until(lambda: dialler.status().servers[0].hub_name == "robot_one-id")
+        assert dialler.status().servers[0].answered == 50
         assert len(hub.present) == 1
 
 
@@ -285,7 +285,7 @@ async def test_a_lost_hub_is_dialled_again_and_local_servers_go_on(*, shares: bo
         number = (await channels(another, 1))["one-id"] if shares else 0
         assert await another.call("pid", channel=number) == pid
         assert await another.call("count", channel=number) == "greeted 1, held 1, withdrawn 1"
-        assert dialler.shown().servers[0].running == 0
+        assert dialler.status().servers[0].running == 0
 
 
 async def test_a_child_that_dies_is_started_again_and_calls_wait_for_it() -> None:
@@ -333,7 +333,7 @@ async def test_a_server_that_cannot_start_is_not_offered_and_delays_no_other() -
         running = asyncio.ensure_future(dialler.run())
         guest = await hub.arrives()
         assert await channels(guest, 1) == {"well-id": 1}
-        assert dialler.shown().servers[0].server_status.state == "retrying"
+        assert dialler.status().servers[0].server_status.state == "retrying"
         assert guest.words.empty()
         dialler.stop()
         await asyncio.wait_for(running, PATIENCE)
@@ -361,15 +361,15 @@ async def test_an_answer_in_http_that_means_no_ends_it(status: int, *, is_missin
 async def test_a_hub_that_cannot_serve_now_is_asked_again() -> None:
     async with standing_in(status=503) as hub, dialling(hub, "one") as dialler:
         await until(lambda: hub.attempts >= 2)
-        assert dialler.shown().lines[0].reason == "it answered HTTP 503 instead of opening a WebSocket"
+        assert dialler.status().lines[0].reason == "it answered HTTP 503 instead of opening a WebSocket"
         hub.status = None
         assert await (await hub.arrives()).call("echo", text="back") == "back"
 
 
 async def test_another_refusal_is_reported_and_the_next_attempt_waits() -> None:
     async with standing_in(refusal="the agent has 64 connections") as hub, dialling(hub, "one") as dialler:
-        await until(lambda: bool(dialler.shown().lines) and dialler.shown().lines[0].state == "pausing")
-        line = dialler.shown().lines[0]
+        await until(lambda: bool(dialler.status().lines) and dialler.status().lines[0].state == "pausing")
+        line = dialler.status().lines[0]
         assert line.reason == "it closed the WebSocket with code 1008: 'the agent has 64 connections'"
         assert line.again_at is not None
         assert line.again_at - line.since > 50
@@ -383,7 +383,7 @@ def test_how_long_is_waited_fits_the_reason() -> None:
     assert pauses.after(lost, 0.5) == 0.25
     assert pauses.after(LineLost("it restarts", 1012, "the hub is shutting down"), 1.0) == 1.0
     assert pauses.after(LineLost("full", 1008, "no room"), 0.0) == 60
-    assert pauses.after(LineLost("cut", 1008, "it does not read what it is sent", 3600), 0.0) == 0
+    assert pauses.after(LineLost("cut", 1008, "it does not read its messages", 3600), 0.0) == 0
     assert pauses.after(LineLost("replaced", 1000, "新连接替换"), 0.0) == 60
     assert pauses.after(lost, 1.0) == 2.0, "a pause that is not the backoff's does not lengthen it"
 
@@ -414,8 +414,8 @@ async def replaces(guest: Guest) -> None:
 async def test_a_server_whose_place_another_has_is_shown_so(*, shares: bool) -> None:
     async with standing_in(shares=shares) as hub, dialling(hub, "one") as dialler:
         await replaces(await hub.arrives())
-        await until(lambda: dialler.shown().servers[0].refusal is not None)
-        (shown,) = dialler.shown().servers
+        await until(lambda: dialler.status().servers[0].refusal is not None)
+        (shown,) = dialler.status().servers
         assert shown.refusal is not None
         assert shown.refusal.reason.startswith("another connection uses this server id")
         assert 30 < shown.refusal.again_at - time.time() <= 60
@@ -436,8 +436,8 @@ async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
             if shares:
                 number, _ = await guest.opened()
                 await guest.control({"opened": number, "server": "robot_one-id"})
-                await until(lambda: dialler.shown().servers[0].hub_name == "robot_one-id")
-            assert dialler.shown().servers[0].refusal is None
+                await until(lambda: dialler.status().servers[0].hub_name == "robot_one-id")
+            assert dialler.status().servers[0].refusal is None
     assert [line["again_in"] for line in lines if "again_in" in line] == [0.1, 0.2, 0.4]
 
 

@@ -59,7 +59,7 @@ async def test_a_hub_that_does_not_read_is_crowded_and_then_given_up() -> None:
     wire.send(b"x" * 900)
     await asyncio.sleep(0)
     assert socket.is_killed
-    assert await wire.over == "it does not read what it is sent"
+    assert await wire.over == "it does not read its messages"
     wire.send(b"more")
     await asyncio.sleep(0)
     assert len(socket.writes) == 2
@@ -67,7 +67,7 @@ async def test_a_hub_that_does_not_read_is_crowded_and_then_given_up() -> None:
 
 async def test_it_ends_once() -> None:
     wire = Wire(100, 1000)
-    wire.ended("first")
-    wire.ended("second")
+    wire.connection_ended("first")
+    wire.connection_ended("second")
     wire.fail("third")
     assert await wire.over == "first"

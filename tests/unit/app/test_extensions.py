@@ -140,7 +140,7 @@ def test_only_true_keeps_a_callers_sessions_open(found: object, is_known: bool) 
 async def seen(configuration: Configuration, caller: Caller) -> set[str]:
     running = RunningHub(configuration, {})
     try:
-        await running.hub.settle(EVERYTHING)
+        await running.hub.wait_connected(EVERYTHING)
         return set(running.hub.snapshot.view(configuration.tenants.bound(caller).grants, EVERYTHING).routes)
     finally:
         await running.aclose()

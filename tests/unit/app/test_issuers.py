@@ -75,7 +75,7 @@ async def test_keys_are_found_by_discovery_or_where_they_are_said_to_be(corp: ru
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
-        ({"issuer": "https://other.example"}, "of another issuer"),
+        ({"issuer": "https://other.example"}, "another issuer"),
         ({"issuer": None}, "cannot be read"),
         ({"jwks_uri": ""}, "does not say where"),
         ({"jwks_uri": "http://10.0.0.7/keys"}, "without TLS"),
@@ -146,7 +146,7 @@ async def test_an_absent_issuer_is_asked_again_and_reported_once(corp: running.I
             await until_known(issuers, corp.token(aud=HUB))
     assert [line["event"] for line in said] == [
         "the keys of an issuer cannot be fetched",
-        "the keys of an issuer are here",
+        "issuer keys fetched",
     ]
 
 

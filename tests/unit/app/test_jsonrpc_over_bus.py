@@ -104,7 +104,7 @@ class ReceivedMessages:
 
     def silent(self, confirmed: int) -> None: ...
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         self.end = reason
 
 

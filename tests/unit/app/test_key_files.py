@@ -55,23 +55,23 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
 def test_an_aborted_change_changes_nothing(tmp_path: Path) -> None:
     key = add(tmp_path, "planner")
     file = KeyFile(tmp_path)
-    seen = file.look()
+    seen = file.revision()
 
     def refuse(_: Keys) -> Keys:
         raise LookupError
 
     with pytest.raises(LookupError):
         file.change(refuse)
-    assert (file.read(), file.look()) == ((key,), seen)
+    assert (file.read(), file.revision()) == ((key,), seen)
     assert sorted(os.listdir(tmp_path / FOLDER)) == [FILE, "lock"]
 
 
 def test_a_change_can_be_seen_from_outside(tmp_path: Path) -> None:
     add(tmp_path, "planner")
     file = KeyFile(tmp_path)
-    seen = file.look()
+    seen = file.revision()
     file.change(lambda keys: keys)
-    assert file.look() != seen
+    assert file.revision() != seen
 
 
 @pytest.mark.parametrize("place", [FOLDER, f"{FOLDER}/{FILE}"])

@@ -172,7 +172,7 @@ async def test_a_lease_that_ends_during_the_handover_ends_the_handover(backgroun
     await node.looked()
     node.journal.is_held = False
     # At once: the handover must see a program that was stopped before it looked.
-    await node.placed._look(node.placed._placed[QUICK])
+    await node.placed._check(node.placed._placed[QUICK])
     await asyncio.wait_for(leaving, 10.0)
 
 

@@ -271,7 +271,7 @@ async def test_a_wish_to_read_is_answered_even_if_nothing_changed(reloading: Rel
     reloading.reloader.start()
     await reloading.until(lambda: len(reloading.taken) == 1)
     with structlog.testing.capture_logs() as logs:
-        reloading.reloader.ask()
+        reloading.reloader.reload_now()
         await reloading.until(lambda: bool(logs))
     assert logs == [{"event": "configuration reloaded", "log_level": "info"}]
 

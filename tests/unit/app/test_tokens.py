@@ -85,8 +85,8 @@ def test_a_token_ends_with_a_key_that_is_revoked(tmp_path: Path) -> None:
     assert caller in world.known
 
     file.change(lambda keys: tuple(revoked(key, time.time()) for key in keys))
-    world.known._minted.look()
-    assert world.known.look(), "as it does several times a second"
+    world.known._minted.reload()
+    assert world.known.refresh(), "as it does several times a second"
 
     assert world.comes(token) is None
     assert caller not in world.known
@@ -95,8 +95,8 @@ def test_a_token_ends_with_a_key_that_is_revoked(tmp_path: Path) -> None:
 def test_issuers_check_tokens_that_are_no_keys(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running),))
     assert world.known.wants_proof
-    assert not world.tokens.gives_tokens()
-    world.issuer().take_keys(read_keys(running.document(), ALGORITHMS))
+    assert not world.tokens.issues_tokens()
+    world.issuer().set_keys(read_keys(running.document(), ALGORITHMS))
 
     caller = world.comes(running.token(aud=HUB))
     assert isinstance(caller, Caller)
@@ -107,7 +107,7 @@ def test_issuers_check_tokens_that_are_no_keys(tmp_path: Path, running: Running)
 def test_unchanged_issuers_continue(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running),))
     issuer = world.issuer()
-    issuer.take_keys(read_keys(running.document(), ALGORITHMS))
+    issuer.set_keys(read_keys(running.document(), ALGORITHMS))
     token = running.token(aud=HUB)
     caller = world.comes(token)
 
@@ -129,7 +129,7 @@ def test_unchanged_issuers_continue(tmp_path: Path, running: Running) -> None:
 def test_a_token_cannot_belong_to_an_unconfigured_tenant(tmp_path: Path, running: Running) -> None:
     known = Tenants({"acme": TenantSettings(Grants(("files.read",)))})
     world = World(tmp_path, issuers=(corp(running, tenant_claim="org"),), tenants=known)
-    world.issuer().take_keys(read_keys(running.document(), ALGORITHMS))
+    world.issuer().set_keys(read_keys(running.document(), ALGORITHMS))
 
     assert isinstance(world.comes(running.token(aud=HUB, org="acme")), Caller)
     assert world.comes(running.token(aud=HUB, org="other")) is None

@@ -1,4 +1,4 @@
-"""Watching real files: whatever way they are changed in, it is noticed, and nothing else is."""
+"""DefinitionWatcher real files: whatever way they are changed in, it is noticed, and nothing else is."""
 
 from __future__ import annotations
 

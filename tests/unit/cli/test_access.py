@@ -363,7 +363,7 @@ async def test_tools_that_wait_for_approval_are_unreachable_and_nothing_is_recor
     assert "  alpha.look  " in await printed(file, "root", capsys)
     assert not (state / FILE).exists()
     with closing(DefinitionStore(state)) as kept:
-        kept.keep([(SeenDefinition("alpha", "", "look", b"another", b"{}", 0.0), False)])
+        kept.store([(SeenDefinition("alpha", "", "look", b"another", b"{}", 0.0), False)])
     await show_access(LocalSource(file), file, AccessQuery("root", None, is_json=False), wait=20)
     said = capsys.readouterr()
     assert ["alpha.look" in said.out, "alpha.drop" in said.out] == [False, True]

@@ -24,8 +24,8 @@ def config(tmp_path: Path) -> Path:
     file = tmp_path / "isthmus.json"
     file.write_text(json.dumps({"hub": {"state": str(tmp_path / "state")}, "servers": {}}))
     definitions = DefinitionStore(tmp_path / "state")
-    definitions.keep([(seen("read", "Reads."), False), (seen("read", "Reads.\u2028\x85  }\u202e"), True)])
-    definitions.keep([(seen("wri\u200bte", "Writes."), True)])
+    definitions.store([(seen("read", "Reads."), False), (seen("read", "Reads.\u2028\x85  }\u202e"), True)])
+    definitions.store([(seen("wri\u200bte", "Writes."), True)])
     definitions.close()
     return file
 
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_named(config: Path, first: int) -> None:
 )
 def test_an_edited_file_is_shown_as_it_is(config: Path, statement: str, capsys: pytest.CaptureFixture[str]) -> None:
     with closing(DefinitionStore(config.parent / "state")) as definitions:
-        definitions.keep([(seen("list", "Lists."), False), (seen("list", "Lists all."), False)])
+        definitions.store([(seen("list", "Lists."), False), (seen("list", "Lists all."), False)])
     with closing(sqlite3.connect(config.parent / "state" / FILE, isolation_level=None)) as file:
         file.execute(statement)
     for is_json in (False, True):

@@ -313,7 +313,7 @@ def test_a_slow_start_is_odd_and_not_grave(command: str, fix: str) -> None:
 
 def test_a_disabled_server_and_notes_are_reported() -> None:
     cut = "its list of tools has over 1000 entries and was cut; to read all of it, raise limits.tools_per_server"
-    old = "its lists could not be read again, and are the last ones: silence"
+    old = "its lists could not be read again; the last ones are shown: silence"
     notes = ("'x' is listed twice; the first is used", cut, old, "its list of tools runs in a circle and was cut")
     numbers = [number for number, _ in findings_of(ServerReport("a", "ready", notes=notes))]
     assert numbers == ["ISD-401", "ISD-402", "ISD-409", "ISD-401"]

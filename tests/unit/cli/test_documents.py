@@ -20,14 +20,14 @@ def test_a_list_is_read_with_the_missing_servers() -> None:
     received = {"tools": [{"name": "files.read", "x": 1}, {"name": "odd"}]}
     missing = {"web": {"state": "retrying", "reason": None, "listed": True}}
     listing = read_listing(encoded({**received, "missing": missing}), TOOLS)
-    assert [(offer.name, offer.server) for offer in listing.offers] == [("files.read", "files"), ("odd", "")]
-    assert bytes(listing.offers[0].definition["x"]) == b"1"
-    assert listing.absences == {"web": MissingServerInfo("retrying", None, is_listed=True)}
+    assert [(offer.name, offer.server) for offer in listing.features] == [("files.read", "files"), ("odd", "")]
+    assert bytes(listing.features[0].definition["x"]) == b"1"
+    assert listing.missing == {"web": MissingServerInfo("retrying", None, is_listed=True)}
 
 
 def test_a_resources_name_is_its_uri_and_names_no_server() -> None:
     listing = read_listing(encoded({"resources": [{"uri": "file://a.b"}], "missing": {}}), RESOURCES)
-    assert [(offer.name, offer.server) for offer in listing.offers] == [("file://a.b", "")]
+    assert [(offer.name, offer.server) for offer in listing.features] == [("file://a.b", "")]
 
 
 def test_servers_are_read_with_any_amount_of_detail() -> None:

@@ -67,10 +67,10 @@ async def test_an_own_hub_waits_for_its_servers_and_names_the_failed_ones() -> N
     hub = await start_local_hub(wanted, os.environ, within=30)
     try:
         response = await listed(hub.client)
-        names = sorted(offer.name for offer in response.offers if offer.server != "builtin")
+        names = sorted(offer.name for offer in response.features if offer.server != "builtin")
         assert names == [f"raw.{tool}" for tool in NAMES]
-        assert response.absences.keys() == {"dead"}
-        assert response.absences["dead"].state == "retrying"
+        assert response.missing.keys() == {"dead"}
+        assert response.missing["dead"].state == "retrying"
         assert hub.settled_at.keys() == {"raw", "dead"}
     finally:
         await hub.aclose()
@@ -80,7 +80,7 @@ async def test_only_the_servers_that_are_needed_are_started() -> None:
     wanted = configuration(server("raw", *RAW), server("dead", "/no/such/program"))
     hub = await start_local_hub(wanted, os.environ, within=30, only={ServerName("raw")})
     try:
-        assert (await listed(hub.client)).absences == {}
+        assert (await listed(hub.client)).missing == {}
     finally:
         await hub.aclose()
 
@@ -125,7 +125,7 @@ async def test_a_response_may_come_before_its_request_is_known_to_be_sent() -> N
 async def test_a_server_that_is_late_is_reported_as_starting() -> None:
     hub = await start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=0.05)
     try:
-        assert (await listed(hub.client)).absences == {"slow": MissingServerInfo("starting", "it has not answered yet")}
+        assert (await listed(hub.client)).missing == {"slow": MissingServerInfo("starting", "it has not answered yet")}
     finally:
         await hub.aclose()
 
@@ -168,7 +168,7 @@ def test_a_running_hub_can_be_kept_as_a_server() -> None:
 async def test_opening_chooses_by_the_source(tmp_path: Path) -> None:
     file = write_config(tmp_path, {"raw": stdio(RAW), "dead": {"command": "/no/such/program"}})
     async with open_hub(LocalSource(file), wait=30, name="raw.echo") as hub:
-        assert (await listed(hub)).absences == {}
+        assert (await listed(hub)).missing == {}
     async with open_hub(RemoteSource("http://127.0.0.1:1/mcp"), wait=30) as hub:
         assert hub.url == "http://127.0.0.1:1/mcp"
 
@@ -330,10 +330,10 @@ async def test_a_running_hub_is_listed_called_and_read(tmp_path: Path, no_leftov
     events: list[Event | HubQuestion] = []
     async with serving(tmp_path, servers, limits=PATIENT) as served, reached(served.url) as hub:
         listing = read_listing(await hub.list(TOOLS), TOOLS)
-        assert {offer.name for offer in listing.offers if offer.server == "shelf"} == {
+        assert {offer.name for offer in listing.features if offer.server == "shelf"} == {
             f"shelf.{name}" for name in content.TOOLS
         }
-        assert listing.absences.keys() == {"dead"}
+        assert listing.missing.keys() == {"dead"}
         assert [server.name for server in read_servers(await hub.servers())] == ["builtin", "dead", "shelf"]
         slow = HubCall("tool", "shelf.slow", msgspec.Raw(b'{"seconds":0.01,"steps":2}'))
         result = await hub.perform(slow, events.append)

@@ -473,7 +473,7 @@ def test_an_issuer_whose_callers_would_be_called_like_one_of_the_file_is_left_ou
     table = {"issuers": {"corp": ISSUERS_GOOD, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}
     found, received = read_issuers(Document(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
     assert [issuer.name for issuer in found] == ["team"]
-    assert "issuers.corp must have another name than the caller 'corp/alice' begins with" in str(received[0])
+    assert "issuers.corp must have another name: it conflicts with the caller 'corp/alice'" in str(received[0])
 
 
 def test_a_tenant_is_one_that_is_configured_where_any_are() -> None:

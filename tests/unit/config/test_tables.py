@@ -333,7 +333,10 @@ def test_the_table_fills_the_settings_of_targets() -> None:
             "isthmus.toml: targets.allow.0 must be like https://host, https://*.domain or http://127.0.0.1:9000/path, "
             "not 'a.example'",
         ),
-        ({"headers": ["Host"]}, "isthmus.toml: targets.headers.0 must be none that the hub writes itself, not 'Host'"),
+        (
+            {"headers": ["Host"]},
+            "isthmus.toml: targets.headers.0 must not be one that the hub writes itself, not 'Host'",
+        ),
         ({"idle": "long"}, "isthmus.toml: targets.idle must be a number, not 'long'"),
         ({"max": 0}, "isthmus.toml: targets.max must be at least 1, not 0"),
         (5, "isthmus.toml: targets must be a table, not 5"),

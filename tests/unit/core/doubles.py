@@ -14,7 +14,7 @@ from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
-from isthmus.core.ports import AuditGate
+from isthmus.core.ports import StrictAudit
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import (
@@ -170,7 +170,7 @@ class HeldPool(HeldLink):
         self.over: list[InFlight] = []
         self.gone: list[str] = []
 
-    def ended(self, inflight: InFlight) -> None:
+    def call_ended(self, inflight: InFlight) -> None:
         self.over.append(inflight)
 
     def left(self, session: str) -> None:
@@ -186,7 +186,7 @@ class HeldPool(HeldLink):
 class Notes:
     """A recorder that writes everything down."""
 
-    audit_gate: AuditGate | None = None
+    strict_audit: StrictAudit | None = None
     started: Callable[[InFlight], None] | None = None
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class Notes:
         self.ends: list[tuple[str, ServerName | None, Outcome]] = []
         self.lates: list[ServerName] = []
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         assert seconds >= 0
         self.ends.append((inflight.call.name, server, outcome))
 

@@ -179,7 +179,7 @@ def point(row: AuditRow) -> Point:
 def look(rows: list[AuditRow], checkpoint: Seal | None, anchor: Seal | None = None) -> ChainBreak | None:
     verification = Verification(anchor, checkpoint, is_signed)
     for row in rows:
-        if verification.take(row) is not None:
+        if verification.check_row(row) is not None:
             break
     return verification.end()
 
@@ -217,7 +217,7 @@ def test_batches_are_joined_and_follow_the_end_of_the_log_wherever_that_is() -> 
         whole = batch_of(before, [first, second, (event,), batch(0)], RecordEncoder(KEY).record)
         assert [row.at for row in rows_of(before, whole)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
         verification = Verification(None if before == START else seal(before, "anchor"), None, is_signed)
-        assert all(verification.take(row) is None for row in rows_of(before, whole))
+        assert all(verification.check_row(row) is None for row in rows_of(before, whole))
         assert whole.head == verification.head
         assert second.head.number == before.number + 6
 
@@ -338,17 +338,17 @@ def record(content: bytes) -> dict[str, Any]:
 def test_an_ended_call_is_not_open_even_if_it_began_twice() -> None:
     ends = UnfinishedCalls()
     for number, (id, is_begun) in enumerate([("a", True), ("b", True), ("a", True), ("a", False), ("", False)]):
-        ends.take(row(number, id, is_begun=is_begun))
+        ends.add_row(row(number, id, is_begun=is_begun))
     assert list(ends.open) == ["b"]
-    ends.take(AuditRow(9, 9.0, b'{"at":9,"event":"call', b""))  # which the chain would not have
-    ends.take(AuditRow(9, 9.0, b'{"at":9,"event":"hub.started"}', b""))
+    ends.add_row(AuditRow(9, 9.0, b'{"at":9,"event":"call', b""))  # which the chain would not have
+    ends.add_row(AuditRow(9, 9.0, b'{"at":9,"event":"hub.started"}', b""))
     assert (list(ends.open), ends.lost) == (["b"], 0)
 
 
 def test_the_closing_record_of_a_lost_call_names_and_ends_it() -> None:
     ends = UnfinishedCalls()
     begun = row(1, "b", is_begun=True)
-    ends.take(begun)
+    ends.add_row(begun)
     closed = lost_call_record(begun, 7.0)
     assert closed is not None
     received, before = record(closed.content), record(begun.content)
@@ -360,7 +360,7 @@ def test_the_closing_record_of_a_lost_call_names_and_ends_it() -> None:
     )
     for member in ("caller", "tenant", "name", "server", "arguments", "id", "kind"):
         assert received[member] == before[member]
-    ends.take(AuditRow(2, 7.0, closed.content, b""))
+    ends.add_row(AuditRow(2, 7.0, closed.content, b""))
     assert (ends.open, ends.lost) == ({}, 1)
     assert lost_call_record(AuditRow(1, 1.0, b"{}", b""), 7.0) is None
 

@@ -365,10 +365,10 @@ async def expired(folder: Path) -> AsyncIterator[tuple[Slow, Logins, str]]:
 async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renewed_once(tmp_path: Path) -> None:
     """A refresh token is valid once: a login that replaces another does not use the token that the other is using."""
     async with expired(tmp_path) as (authority, logins, url):
-        first = logins.of(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
+        first = logins.login_for(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
         readying = asyncio.ensure_future(first.ready())
         await asyncio.wait_for(authority.asked_at.wait(), 5.0)
-        second = logins.of(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,), scope="more")))
+        second = logins.login_for(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,), scope="more")))
         both = asyncio.gather(readying, second.ready())
         authority.may_answer.set()
         await asyncio.wait_for(both, 5.0)
@@ -381,7 +381,7 @@ async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renew
 
 async def test_a_login_that_expires_among_many_calls_is_renewed_once(tmp_path: Path) -> None:
     async with expired(tmp_path) as (authority, logins, url):
-        login = logins.of(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
+        login = logins.login_for(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
         many = asyncio.gather(*(login.ready() for _ in range(100)))
         authority.may_answer.set()
         await asyncio.wait_for(many, 5.0)

@@ -80,7 +80,7 @@ async def test_a_link_signs_with_the_key_of_the_login_that_there_is_now(
             await hub.ready("s")
             await logged_in(hub, tmp_path / "state")
             settings = hub.running.configuration.servers[0]
-            login = hub.running.logins.of(settings.name, server.url, {}, settings.credentials)
+            login = hub.running.logins.login_for(settings.name, server.url, {}, settings.credentials)
             assert login.look()
             greetings = server.greetings
             assert isinstance(await hub.call("s.t"), Result)
@@ -348,9 +348,9 @@ def test_a_foreign_key_is_refused_and_not_quoted() -> None:
 
 def test_nonces_belong_to_their_origins_and_odd_ones_are_left() -> None:
     prover = Prover(ProofKey.make())
-    assert prover.take_nonce("https://a.example/token", {"dpop-nonce": "n1"})
-    assert not prover.take_nonce("https://b.example/token", {"dpop-nonce": 'a "quote"'})
-    assert not prover.take_nonce("https://b.example/token", {"dpop-nonce": "x" * 513})
+    assert prover.set_nonce("https://a.example/token", {"dpop-nonce": "n1"})
+    assert not prover.set_nonce("https://b.example/token", {"dpop-nonce": 'a "quote"'})
+    assert not prover.set_nonce("https://b.example/token", {"dpop-nonce": "x" * 513})
 
     def nonce(url: str) -> object:
         return jwt.decode(prover.proof("POST", url), options={"verify_signature": False}).get("nonce")
@@ -358,7 +358,7 @@ def test_nonces_belong_to_their_origins_and_odd_ones_are_left() -> None:
     assert nonce("https://a.example/other?x#y") == "n1"
     assert nonce("https://b.example/token") is None
     for number in range(NONCES_MAX):
-        prover.take_nonce(f"https://{number}.example/", {"dpop-nonce": "n"})
+        prover.set_nonce(f"https://{number}.example/", {"dpop-nonce": "n"})
     assert nonce("https://a.example/token") is None, "the one that was not heard of for longest is forgotten"
 
 

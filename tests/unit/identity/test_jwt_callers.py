@@ -46,7 +46,7 @@ def keys(kid: str = "one", number: int = 0) -> KeySet:
 
 def made(clock: Clock, *, bound: Callable[[Caller], Caller] = lambda caller: caller, **more: Any) -> Issuer:
     issuer = Issuer(settings(**more), bound, clock, clock)
-    issuer.take_keys(keys())
+    issuer.set_keys(keys())
     return issuer
 
 
@@ -106,7 +106,7 @@ def test_the_same_subject_of_two_issuers_is_two_callers() -> None:
     other = Issuer(
         IssuerSettings("other", "https://other.example", (HUB,), grants=Grants(("files.*",))), lambda c: c, clock, clock
     )
-    other.take_keys(keys("one", 1))
+    other.set_keys(keys("one", 1))
     issuers = Issuers([made(clock), other])
 
     first = issuers.caller_of(token())
@@ -220,9 +220,9 @@ def test_tokens_of_a_key_that_was_given_up_are_refused() -> None:
     caller = issuers.caller_of(credential)
     assert isinstance(caller, Caller)
 
-    issuer.take_keys(keys())
+    issuer.set_keys(keys())
     assert issuers.knows(caller), "the same keys again"
-    issuer.take_keys(keys("two", 1))
+    issuer.set_keys(keys("two", 1))
 
     assert "does not have" in why(issuers, credential).reason
     assert not issuers.knows(caller)
@@ -236,12 +236,12 @@ def test_an_added_or_removed_key_leaves_callers_of_others_alone() -> None:
     by_one = issuers.caller_of(token(sub="alice"))
     assert isinstance(by_one, Caller)
 
-    issuer.take_keys(read_keys(jwks(two, one), ALGORITHMS))
+    issuer.set_keys(read_keys(jwks(two, one), ALGORITHMS))
     assert issuers.knows(by_one), "a key was added"
     by_two = issuers.caller_of(token("two", 1, sub="bob"))
     assert isinstance(by_two, Caller)
 
-    issuer.take_keys(read_keys(jwks(two), ALGORITHMS))
+    issuer.set_keys(read_keys(jwks(two), ALGORITHMS))
     assert not issuers.knows(by_one)
     assert issuers.caller_of(token(sub="alice")) is None
     assert issuers.knows(by_two)
@@ -267,7 +267,7 @@ def test_without_keys_no_token_can_be_verified() -> None:
     issuer.trouble = "it is away"
 
     assert issuers.caller_of(token()) == Unprovable("the keys of corp are missing: it is away")
-    issuer.take_keys(keys())
+    issuer.set_keys(keys())
     credential = token(exp=NOW + 10 * KEEP_SECONDS)
     assert isinstance(issuers.caller_of(credential), Caller)
     clock.now += KEEP_SECONDS - 1
@@ -457,7 +457,7 @@ def test_a_key_that_the_issuer_gives_up_takes_bound_tokens_with_it() -> None:
     world = Bound()
     caller = world.prove()
     assert isinstance(caller, Caller)
-    world.issuer.take_keys(keys("two", 1))
+    world.issuer.set_keys(keys("two", 1))
     assert not world.all.knows(caller)
     assert isinstance(world.prove(), Unproven)
 

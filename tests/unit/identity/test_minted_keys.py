@@ -14,7 +14,7 @@ from isthmus.identity.minted_keys import (
     StoreDamaged,
     check_name,
     current,
-    meant,
+    keys_named,
     mint,
     read_keys,
     renewed,
@@ -141,9 +141,9 @@ def test_the_current_key_is_the_one_that_was_not_replaced() -> None:
 def test_a_key_is_meant_by_its_id_or_all_by_their_name() -> None:
     first, second, other = made(), made(), made("reader")
     keys = (first, second, other)
-    assert meant(keys, "planner") == (first, second)
-    assert meant(keys, second.id) == (second,)
-    assert meant(keys, "nobody") == ()
+    assert keys_named(keys, "planner") == (first, second)
+    assert keys_named(keys, second.id) == (second,)
+    assert keys_named(keys, "nobody") == ()
 
 
 def test_long_expired_keys_are_forgotten() -> None:

@@ -217,7 +217,7 @@ async def test_a_wrapped_async_function_is_awaited(service: ToolService) -> None
 
     tool(name="quick", inline=True)(knock)
     quick = await run(service, "quick", times=1)
-    assert "TypeError: the tool's result is to be awaited" in quick.text
+    assert "TypeError: the tool's result must be awaited" in quick.text
 
 
 async def test_an_async_function_within_a_plain_one_is_cancelled_with_its_call(service: ToolService) -> None:
@@ -354,7 +354,7 @@ async def test_a_result_without_a_json_form_is_reported_with_the_allowed_types(s
     result = await run(service, "give")
     assert (result.status, result.error_message) == (
         ToolStatus.ERROR,
-        "TypeError: the tool's result has a value of type object, which JSON has not: "
+        "TypeError: the tool's result has a value of type object, which JSON does not have: "
         "return text, numbers, lists, dictionaries, dataclasses or models",
     )
 

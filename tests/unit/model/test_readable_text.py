@@ -39,8 +39,8 @@ REASONS = {
     "https://b.corp.example is not where its card is; if it is to be trusted": (
         "another address is not where its card is; if it is to be trusted"
     ),
-    "it requires the extension 'urn:x', which is not known here": (
-        "it requires the extension 'urn:x', which is not known here"
+    "it requires the extension 'urn:x', which the hub does not support": (
+        "it requires the extension 'urn:x', which the hub does not support"
     ),
     "it speaks version 1.10.1.2.3": "it speaks version 1.10.1.2.3",
     "it answered HTTP 404 with application/json": "it answered HTTP 404 with application/json",

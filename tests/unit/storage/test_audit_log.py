@@ -112,7 +112,7 @@ async def write(
 
 def is_whole(rows: Sequence[AuditRow], last: Point, anchor: Seal | None = None) -> bool:
     verification = Verification(anchor, None, lambda text, signature: text == signature)
-    return all(verification.take(row) is None for row in rows) and verification.head == last
+    return all(verification.check_row(row) is None for row in rows) and verification.head == last
 
 
 async def test_records_are_chained_and_the_last_is_noted_outside(place: Place) -> None:

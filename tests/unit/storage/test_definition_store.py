@@ -14,7 +14,7 @@ def seen(description: str, tool: str = "read") -> SeenDefinition:
 
 def test_accepted_definitions_are_known_to_the_next_hub(tmp_path: Path) -> None:
     first = DefinitionStore(tmp_path)
-    first.keep([(seen("a"), False), (seen("b", "write"), False)])
+    first.store([(seen("a"), False), (seen("b", "write"), False)])
     first.close()
     again = DefinitionStore(tmp_path)
     assert again.known() == [("files", "", "read", b"a"), ("files", "", "write", b"b")]
@@ -30,11 +30,11 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
 
 def test_a_waiting_definition_is_approved_only_as_it_was_seen(tmp_path: Path) -> None:
     hub, operator = DefinitionStore(tmp_path), DefinitionStore(tmp_path)
-    hub.keep([(seen("a"), False)])
-    hub.keep([(seen("b"), True)])
+    hub.store([(seen("a"), False)])
+    hub.store([(seen("b"), True)])
     (waits,) = operator.waiting()
     assert (waits.before, waits.seen.definition) == (b'"a"', b'"b"')
-    hub.keep([(seen("c"), True)])
+    hub.store([(seen("c"), True)])
     assert not operator.approve(waits.seen, 2.0)
     (waits,) = operator.waiting()
     before = hub.last_read_approval()
@@ -43,7 +43,7 @@ def test_a_waiting_definition_is_approved_only_as_it_was_seen(tmp_path: Path) ->
     (approved,) = hub.approved_after(before)
     assert (approved.fingerprint, approved.before, approved.how) == (b"c", b'"a"', "approved")
     assert hub.known() == [("files", "", "read", b"c")]
-    hub.keep([(seen("c"), True)])
+    hub.store([(seen("c"), True)])
     assert operator.waiting() == [], "another hub that has not heard of it asks for no second consent"
     hub.close()
     operator.close()
@@ -51,8 +51,8 @@ def test_a_waiting_definition_is_approved_only_as_it_was_seen(tmp_path: Path) ->
 
 def test_a_noticed_change_is_stored_with_the_former_definition(tmp_path: Path) -> None:
     definitions = DefinitionStore(tmp_path)
-    definitions.keep([(seen("a"), False)])
-    definitions.keep([(seen("b"), False)])
+    definitions.store([(seen("a"), False)])
+    definitions.store([(seen("b"), False)])
     assert [(each.before, each.after, each.how) for each in definitions.changes(5)] == [(b'"a"', b'"b"', "noticed")]
     assert definitions.approved_after(0) == []
     definitions.close()

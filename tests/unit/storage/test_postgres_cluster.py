@@ -216,7 +216,7 @@ async def test_a_node_is_not_taken_over_in_the_middle_of_a_transaction(
         await expire(database, url, a)
         settings = StorageSettings(url)
         connection = await asyncpg.connect(settings.server_urls[0], server_settings={"search_path": settings.schema})
-        assert await b.lease._take(connection, [number or 0]) is False
+        assert await b.lease._take_over(connection, [number or 0]) is False
         await connection.close()
         may_go_on.set()
         await writing

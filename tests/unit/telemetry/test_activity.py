@@ -88,7 +88,7 @@ async def test_a_server_that_reports_without_end_fills_no_memory() -> None:
     inflight = begun(recorder)
     for _ in range(STEPS_MAX * 3):
         inflight.emit(Progress({}))
-    recorder.ended(inflight, SERVER, DONE, 1.0)
+    recorder.call_ended(inflight, SERVER, DONE, 1.0)
     details = recorder.details(1, READER)
     assert details is not None
     assert details.is_cut
@@ -99,7 +99,7 @@ async def test_only_the_last_calls_are_known(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "KEPT_CALLS", 3)
     recorder = remembered()
     for _ in range(5):
-        recorder.ended(begun(recorder), SERVER, DONE, 1.0)
+        recorder.call_ended(begun(recorder), SERVER, DONE, 1.0)
     found = [details and details.call.number for details in (recorder.details(n, READER) for n in range(-1, 8))]
     assert found == [None, None, None, None, 3, 4, 5, None, None]
 
@@ -110,8 +110,8 @@ async def test_captured_texts_are_deleted_some_time_after_the_capture(monkeypatc
     recorder = remembered(notes)
     state = recorder.start_capture(CaptureOrder(READER, 600.0, server=SERVER))
     assert state.until - state.since == pytest.approx(0.02)
-    recorder.ended(begun(recorder), SERVER, DONE, 1.0)
-    recorder.ended(begun(recorder), None, DONE, 1.0)
+    recorder.call_ended(begun(recorder), SERVER, DONE, 1.0)
+    recorder.call_ended(begun(recorder), None, DONE, 1.0)
     details = recorder.details(1, READER)
     assert details is not None
     assert details.arguments is not None

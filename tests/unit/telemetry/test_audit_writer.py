@@ -84,7 +84,7 @@ class Bench:
         self.journal = Held()
         self.audit = Audit(self.journal, SCRIBE, mode, lambda: 5.0)
         self.counters = CallMetrics()
-        self.hub = Hub(Limits(), self.audit.over(self.counters))
+        self.hub = Hub(Limits(), self.audit.wrap(self.counters))
         self.server_queue = ServerQueue(SERVER, self.hub.limits)
         self.link = HeldLink()
         self.server_queue.attach(self.link)

@@ -78,7 +78,7 @@ async def ended(
     inflight = begun(asked)
     inflight.link = HeldLink()
     inflight.name = asked.name.partition(".")[2]
-    metrics.ended(inflight, server, Result(msgspec.Raw(b"{}"), is_error), 0.25)
+    metrics.call_ended(inflight, server, Result(msgspec.Raw(b"{}"), is_error), 0.25)
 
 
 async def test_calls_are_counted_by_server_tool_frontend_outcome_and_whether_they_ran() -> None:
@@ -88,8 +88,8 @@ async def test_calls_are_counted_by_server_tool_frontend_outcome_and_whether_the
     await ended(metrics, call())
     await ended(metrics, call(), is_error=True)
     await ended(metrics, from_a2a)
-    metrics.ended(begun(call()), SERVER, TimedOut(SERVER, 1.0, executed="unknown"), 2.0)
-    metrics.ended(begun(call("made.up")), None, UnknownTool("made.up"), 0.0)
+    metrics.call_ended(begun(call()), SERVER, TimedOut(SERVER, 1.0, executed="unknown"), 2.0)
+    metrics.call_ended(begun(call("made.up")), None, UnknownTool("made.up"), 0.0)
     assert calls_in(metrics) == {
         (SERVER, "read", "hub", "ok", "yes"): 1,
         (SERVER, "read", "hub", "tool_error", "yes"): 1,
@@ -155,8 +155,8 @@ async def test_combinations_of_labels_are_bounded(monkeypatch: pytest.MonkeyPatc
 async def test_uris_of_resources_and_invented_names_are_no_labels() -> None:
     metrics = CallMetrics()
     inflight = begun(call("file:///secret?key=1", kind="resource"))
-    metrics.ended(inflight, SERVER, DONE, 0.1)
-    metrics.ended(begun(call("nobody.knows")), None, UnknownTool("nobody.knows"), 0.1)
+    metrics.call_ended(inflight, SERVER, DONE, 0.1)
+    metrics.call_ended(begun(call("nobody.knows")), None, UnknownTool("nobody.knows"), 0.1)
     text = text_of(metrics).decode()
     assert 'method="resources/read"' in text
     assert "secret" not in text
@@ -169,7 +169,7 @@ async def test_calls_that_wait_in_a_queue_are_timed() -> None:
     inflight = Stage(tool("read")).hub.start(call(), begun().exchange)
     inflight.wait_seconds = 3.0
     counters.waited(inflight, 3.0)
-    counters.ended(inflight, SERVER, DONE, 4.0)
+    counters.call_ended(inflight, SERVER, DONE, 4.0)
     assert metrics.waits[SERVER].sum == 3.0
     [series] = metrics.series.values()
     assert series.at_server is not None
@@ -247,8 +247,8 @@ async def test_calls_are_counted_by_server_and_by_how_they_ended() -> None:
     counters = CallMetrics()
     said_no = Result(msgspec.Raw(b"{}"), is_error=True)
     for outcome in (DONE, DONE, said_no, TimedOut(SERVER, 1.0, executed="unknown")):
-        counters.ended(begun(), SERVER, outcome, 0.5)
-    counters.ended(begun(call("nobody.knows")), None, UnknownTool("nobody.knows"), 0.0)
+        counters.call_ended(begun(), SERVER, outcome, 0.5)
+    counters.call_ended(begun(call("nobody.knows")), None, UnknownTool("nobody.knows"), 0.0)
     counters.late(SERVER)
     counts = counters.servers[SERVER]
     assert (counts.calls, counts.seconds, counts.late) == (4, 2.0, 1)
@@ -260,10 +260,10 @@ async def test_servers_that_come_and_go_can_be_counted_as_one() -> None:
     counters = CallMetrics()
     grouped = GroupedCounters(counters, ServerName("#"))
     for name in ("a#1", "b#2"):
-        grouped.ended(begun(), ServerName(name), DONE, 0.5)
+        grouped.call_ended(begun(), ServerName(name), DONE, 0.5)
         grouped.waited(begun(), 0.5)
         grouped.late(ServerName(name))
-    grouped.ended(begun(), None, UnknownTool("x"), 0.0)
+    grouped.call_ended(begun(), None, UnknownTool("x"), 0.0)
     assert {*counters.servers} == {"#", None}
     counts = counters.servers[ServerName("#")]
     assert (counts.seconds, counts.late, counts.outcomes) == (1.0, 2, {"result": 2})
@@ -273,7 +273,7 @@ async def test_ever_new_names_are_counted_as_others_from_some_number_on(monkeypa
     monkeypatch.setattr(module, "COUNTED_SERVERS_MAX", 2)
     counters = CallMetrics()
     for name in ("a", "b", "c", "d", "a"):
-        counters.ended(begun(), ServerName(name), DONE, 0.5)
+        counters.call_ended(begun(), ServerName(name), DONE, 0.5)
     assert {name: counts.calls for name, counts in counters.servers.items()} == {"a": 2, "b": 1, module.OTHERS: 2}
 
 
@@ -281,8 +281,8 @@ async def test_the_time_that_a_person_takes_is_not_the_servers() -> None:
     metrics = CallMetrics()
     inflight = begun()
     inflight.steps = [("held", 1.0), ("decided", 7.0)]
-    metrics.ended(inflight, SERVER, DONE, 8.0)
+    metrics.call_ended(inflight, SERVER, DONE, 8.0)
     inflight.steps = [("held", 2.0)]
-    metrics.ended(inflight, SERVER, TimedOut(SERVER, 1.0, executed="no"), 9.0)
+    metrics.call_ended(inflight, SERVER, TimedOut(SERVER, 1.0, executed="no"), 9.0)
     assert [series.durations.sum for series in metrics.series.values()] == [2.0, 2.0]
     assert metrics.servers[SERVER].seconds == 4.0

@@ -33,7 +33,7 @@ async def test_code_that_holds_the_loop_is_counted_and_named() -> None:
         monitor.close()
     assert monitor.figures()["lag_seconds_max"] > 0.5
     assert monitor.busy_seconds_max > 0.5
-    [received] = [entry for entry in logs if entry["event"] == "the event loop was held"]
+    [received] = [entry for entry in logs if entry["event"] == "the event loop was blocked"]
     assert "test_loop_lag.hold_the_loop" in received["where"]
     assert received["busy"] > 0.5
 

@@ -213,7 +213,7 @@ async def test_without_traces_the_recorder_stays_as_it_is() -> None:
     exporter = OtlpExporter(read({**HERE, "OTEL_TRACES_EXPORTER": "none"}), CallMetrics())
     recorder = CallMetrics()
     for telemetry in (Telemetry(CallMetrics()), Telemetry(CallMetrics(), exporter)):
-        assert telemetry.over(recorder, lambda _: None) is recorder
+        assert telemetry.wrap(recorder, lambda _: None) is recorder
 
 
 async def test_certificates_are_those_of_the_variables(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class SocketReceiver:
     def flush(self) -> None:
         self.drained.set()
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         self.reasons.append(reason)
         self.over.set()
 
@@ -337,9 +337,9 @@ async def test_the_largest_holder_is_disconnected_when_too_much_is_incomplete() 
     shares = AgentBandwidth(unfinished_bytes_max=100_000)
     long = Frame(Opcode.TEXT, b"x" * 60_000).serialize(mask=True)
     async with (
-        accepted(share=shares.of("greedy")) as less,
-        accepted(share=shares.of("greedy")) as most,
-        accepted(share=shares.of("modest")) as modest,
+        accepted(share=shares.share_of("greedy")) as less,
+        accepted(share=shares.share_of("greedy")) as most,
+        accepted(share=shares.share_of("modest")) as modest,
     ):
         for pair, size in ((modest, 45_000), (less, 20_000), (most, 30_000)):
             pair.socket.data_received(long[:size])
@@ -350,11 +350,11 @@ async def test_the_largest_holder_is_disconnected_when_too_much_is_incomplete() 
         for pair, size in ((modest, 45_000), (less, 30_000)):
             pair.socket.data_received(long[size:])
             assert await pair.ear.message() == b"x" * 60_000
-        assert (shares.of("greedy").held_bytes, shares.of("modest").held_bytes) == (0, 0)
+        assert (shares.share_of("greedy").held_bytes, shares.share_of("modest").held_bytes) == (0, 0)
 
 
 async def test_an_unfinished_message_frees_its_bytes_when_the_peer_leaves() -> None:
-    share = AgentBandwidth().of(None)
+    share = AgentBandwidth().share_of(None)
     async with accepted(share=share) as pair:
         pair.socket.data_received(Frame(Opcode.TEXT, b"x" * 60_000).serialize(mask=True)[:50_000])
         await turns(20)
@@ -541,7 +541,7 @@ async def test_a_peer_that_pings_and_does_not_read_is_given_up() -> None:
             while not pair.ear.over.is_set():
                 pair.peer.say(b"x" * 125, Opcode.PING)
                 await asyncio.sleep(0)
-        assert await pair.ear.reason() == "it pings without end and does not read the answers"
+        assert await pair.ear.reason() == "it sends pings and does not read the pongs"
 
 
 async def test_a_peer_is_asked_whether_it_is_alive() -> None:
@@ -752,7 +752,7 @@ async def test_closed_sockets_are_freed_without_the_cycle_collector(how: str) ->
 
 
 async def test_many_that_end_together_leave_turns_of_the_loop_to_others() -> None:
-    share, lost = AgentBandwidth().of(None), list[int]()
+    share, lost = AgentBandwidth().share_of(None), list[int]()
     sockets = [
         AcceptedSocket(client=None, write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES, share=share) for _ in range(100)
     ]
@@ -780,7 +780,7 @@ async def test_a_peer_that_goes_while_it_is_seen_off_is_let_go_at_once() -> None
 async def test_a_peer_that_has_gone_is_released_though_the_hub_closes_before_all_is_read() -> None:
     closed = asyncio.Event()
     made = AcceptedSocket(
-        client=None, write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES, share=AgentBandwidth().of(None)
+        client=None, write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES, share=AgentBandwidth().share_of(None)
     )
     made.begin(_Leaving(), partial(_give, SocketReceiver()))
     made.on_closed = closed.set

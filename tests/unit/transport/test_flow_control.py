@@ -232,9 +232,9 @@ async def test_sixty_that_flood_take_no_more_of_a_turn_than_one(monkeypatch: pyt
         taken.append(number)
         clock.seconds += 2 * SLICE_SECONDS
 
-    flooding = [portions(shares.of("greedy"), partial(take, number)) for number in range(FLOODING)]
+    flooding = [portions(shares.share_of("greedy"), partial(take, number)) for number in range(FLOODING)]
     received: list[bytes] = []
-    modest = portions(shares.of("modest"), received.append)
+    modest = portions(shares.share_of("modest"), received.append)
     for each in flooding:
         each.feed(b"xx")
     assert taken == [0]
@@ -248,7 +248,7 @@ async def test_sixty_that_flood_take_no_more_of_a_turn_than_one(monkeypatch: pyt
 
 
 async def test_quick_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, share, taken = Clock(monkeypatch), AgentBandwidth().of(None), list[bytes]()
+    clock, share, taken = Clock(monkeypatch), AgentBandwidth().share_of(None), list[bytes]()
 
     def take(data: bytes) -> None:
         taken.append(data)
@@ -267,7 +267,7 @@ def fail() -> None:
 
 
 async def test_work_that_fails_is_followed_by_the_next() -> None:
-    share, done = AgentBandwidth().of(None), list[int]()
+    share, done = AgentBandwidth().share_of(None), list[int]()
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     share.later(fail)
     share.later(lambda: done.append(1))
@@ -278,8 +278,8 @@ async def test_work_that_fails_is_followed_by_the_next() -> None:
 
 async def test_a_group_is_forgotten_with_its_last_socket() -> None:
     shares = AgentBandwidth()
-    share = shares.of("a")
-    assert shares.of("a") is share
-    assert shares.of("b") is not share
+    share = shares.share_of("a")
+    assert shares.share_of("a") is share
+    assert shares.share_of("b") is not share
     del share
     assert len(shares._groups) == 0

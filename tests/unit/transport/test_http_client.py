@@ -183,7 +183,7 @@ async def test_a_connection_is_not_kept_after(client: HttpClient, server: Server
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok", "not valid HTTP"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "not valid HTTP"),
         (b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", "switched protocols"),
-        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n", "encoded as gzip, which was not asked for"),
+        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n", "encoded as gzip, which was not requested"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n", "transferred as gzip, chunked"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", "more than 65536 bytes"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 700_000, "more than 65536 bytes"),

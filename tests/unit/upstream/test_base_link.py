@@ -282,11 +282,11 @@ class Sent(Spared):
         super().__init__()
         self.done_with: list[bytes] = []
 
-    def done(self, id: msgspec.Raw) -> None:
+    def elicitation_completed(self, id: msgspec.Raw) -> None:
         self.done_with.append(bytes(id))
 
     def done_later(self) -> Callable[[msgspec.Raw], None]:
-        return self.done
+        return self.elicitation_completed
 
 
 async def test_a_caller_with_a_failed_url_elicitation_learns_when_that_is_done() -> None:
@@ -643,7 +643,7 @@ async def test_a_subscription_that_the_server_ends_before_any_event_is_requested
         assert [watched(said) for said in pipe.said()] == [["file:///a"]] * 2
         line.read(acknowledged(2))
         await subscribing
-    line._listen_requests.ended(1)  # which was over long ago
+    line._listen_requests.subscription_ended(1)  # which was over long ago
     assert not line._listen_requests._missed_changes
 
 

@@ -484,10 +484,10 @@ ABLE: ClientCapabilities = frozenset({"elicitation"})
 
 async def test_a_borrowed_link_is_that_of_the_callers_calls_and_stays(pooled: Pooled) -> None:
     async with pooled.pool.borrowed(ANYONE, ABLE) as link:
-        assert (pooled.all_client_caps, len(pooled.pool), pooled.pool.has(ABLE)) == ([ABLE], 1, True)
+        assert (pooled.all_client_caps, len(pooled.pool), pooled.pool.has_link_for(ABLE)) == ([ABLE], 1, True)
     assert link is pooled.links[0]
     assert not pooled.links[0].is_closed
-    assert not pooled.pool.has(frozenset({"sampling"}))
+    assert not pooled.pool.has_link_for(frozenset({"sampling"}))
     async with pooled.pool.borrowed(OTHER, ABLE) as again:
         assert again is link, "what is listed does not depend on the caller"
 

@@ -56,7 +56,7 @@ class Lister:
         self.asked: list[tuple[str, str | None]] = []
         self._answer = answer
 
-    async def ask(self, method: str, params: bytes) -> msgspec.Raw:
+    async def request(self, method: str, params: bytes) -> msgspec.Raw:
         cursor = json.loads(params).get("cursor")
         self.asked.append((method, cursor))
         received = self._answer(method, cursor)
@@ -397,7 +397,7 @@ class Store:
 @pytest.mark.parametrize("reach", REACHES, ids=lambda reach: type(reach).__name__)
 async def test_a_list_is_remembered_however_its_server_is_reached(reach: Reach) -> None:
     store, settings = Store(), ServerSettings(NAME, reach)
-    ListCache(store).keep(settings, LISTING, ABLE)
+    ListCache(store).store(settings, LISTING, ABLE)
     assert await ListCache(store).recall(settings) == CachedLists(LISTING, ABLE)
 
 
@@ -413,7 +413,7 @@ async def test_a_list_is_remembered_however_its_server_is_reached(reach: Reach) 
 )
 async def test_nothing_is_known_of_an_entry_that_was_edited(edited: ServerSettings) -> None:
     store = Store()
-    ListCache(store).keep(SETTINGS, LISTING, ABLE)
+    ListCache(store).store(SETTINGS, LISTING, ABLE)
     assert await ListCache(store).recall(edited) is None
     assert await ListCache(store, frozenset({"sampling"})).recall(SETTINGS) is None
     assert await ListCache(store).recall(replace(SETTINGS, timeout=7.0)) is not None
@@ -423,37 +423,37 @@ async def test_a_list_is_written_when_it_has_changed_and_not_else() -> None:
     store = Store()
     lists = ListCache(store)
     for listing in (LISTING, LISTING, Listing()):
-        lists.keep(SETTINGS, listing, ABLE)
+        lists.store(SETTINGS, listing, ABLE)
     assert store.writes == 2
     again = ListCache(store)
     assert await again.recall(SETTINGS) == CachedLists(Listing(), ABLE)
-    again.keep(SETTINGS, Listing(), ABLE)
+    again.store(SETTINGS, Listing(), ABLE)
     assert store.writes == 2
 
 
 async def test_a_list_that_is_too_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     lists = ListCache(store)
-    lists.keep(SETTINGS, LISTING, ABLE)
+    lists.store(SETTINGS, LISTING, ABLE)
     monkeypatch.setattr(module, "LISTS_BYTES_MAX", 100)
-    lists.keep(SETTINGS, Listing((tool("read", description="x" * 200),)), ABLE)
+    lists.store(SETTINGS, Listing((tool("read", description="x" * 200),)), ABLE)
     assert await lists.recall(SETTINGS) is None
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[]", b'{"server":"files","abilities":[],"tools":7}', b'{"server":"x"}'])
 async def test_a_damaged_list_costs_a_warning(damage: bytes) -> None:
     store = Store()
-    ListCache(store).keep(SETTINGS, LISTING, ABLE)
+    ListCache(store).store(SETTINGS, LISTING, ABLE)
     store.bodies = dict.fromkeys(store.bodies, damage)
     with capture_logs() as logs:
         assert await ListCache(store).recall(SETTINGS) is None
-    assert [line["event"] for line in logs] == ["what a server listed last is damaged"]
+    assert [line["event"] for line in logs] == ["the stored list of a server is damaged"]
 
 
 async def test_functions_of_this_process_are_not_remembered() -> None:
     store, settings = Store(), ServerSettings(NAME, PythonSettings("module"))
     lists = ListCache(store)
-    lists.keep(settings, LISTING, ABLE)
+    lists.store(settings, LISTING, ABLE)
     assert (store.writes, await lists.recall(settings)) == (0, None)
 
 

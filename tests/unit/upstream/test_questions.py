@@ -23,7 +23,7 @@ class Sent(Listener):
         self._told = received
         self._is_reached = is_reached
 
-    def done(self, id: msgspec.Raw) -> None:
+    def elicitation_completed(self, id: msgspec.Raw) -> None:
         self._told.append(f"now {bytes(id).decode()}")
 
     def done_later(self) -> Callable[[msgspec.Raw], None] | None:
@@ -38,9 +38,9 @@ def started(exchange: Listener) -> InFlight:
 async def test_a_caller_is_notified_once_while_its_call_runs() -> None:
     received, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(received))
-    elsewhere.sent(raw("e1"), inflight)
+    elsewhere.add(raw("e1"), inflight)
     for id in ("e2", "e1", "e1"):
-        elsewhere.done(raw(id))
+        elsewhere.completed(raw(id))
     assert received == ['now "e1"']
 
 
@@ -48,42 +48,42 @@ async def test_a_caller_is_notified_once_while_its_call_runs() -> None:
 async def test_after_its_call_a_caller_is_notified_beside_its_calls(*, is_reached: bool, notified: list[str]) -> None:
     received, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(received, is_reached=is_reached))
-    elsewhere.sent(raw("e1"), inflight)
+    elsewhere.add(raw("e1"), inflight)
     inflight.finish(DONE)
-    elsewhere.done(raw("e1"))
+    elsewhere.completed(raw("e1"))
     assert received == notified
 
 
 async def test_a_call_that_is_over_is_not_kept() -> None:
     received, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(received))
-    elsewhere.sent(raw("e1"), inflight)
+    elsewhere.add(raw("e1"), inflight)
     inflight.finish(DONE)
     seen = weakref.ref(inflight)
     del inflight
     gc.collect()
     assert seen() is None
-    elsewhere.done(raw("e1"))
+    elsewhere.completed(raw("e1"))
     assert received == ['later "e1"']
 
 
 async def test_a_caller_without_notifications_gets_none() -> None:
     elsewhere = UrlElicitations()
     inflight = started(listener := Listener())
-    elsewhere.sent(raw("e1"), inflight)
-    elsewhere.done(raw("e1"))
+    elsewhere.add(raw("e1"), inflight)
+    elsewhere.completed(raw("e1"))
     assert listener.events == []
 
 
 async def test_an_exchange_that_breaks_affects_no_other() -> None:
     class Broken(Sent):
-        def done(self, id: msgspec.Raw) -> None:
+        def elicitation_completed(self, id: msgspec.Raw) -> None:
             raise RuntimeError("a defect of a frontend")
 
     elsewhere = UrlElicitations()
     inflight = started(Broken([]))
-    elsewhere.sent(raw("e1"), inflight)
-    elsewhere.done(raw("e1"))
+    elsewhere.add(raw("e1"), inflight)
+    elsewhere.completed(raw("e1"))
     assert inflight.outcome is None
 
 
@@ -92,7 +92,7 @@ async def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     received, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(received))
     for id in ("x" * module.ELICITATION_ID_LENGTH_MAX, "e1", "e2", "e3"):
-        elsewhere.sent(raw(id), inflight)
+        elsewhere.add(raw(id), inflight)
     for id in ("x" * module.ELICITATION_ID_LENGTH_MAX, "e1", "e2", "e3"):
-        elsewhere.done(raw(id))
+        elsewhere.completed(raw(id))
     assert received == ['now "e2"', 'now "e3"']

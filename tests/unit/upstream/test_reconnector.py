@@ -110,7 +110,7 @@ async def test_lists_wait_for_a_reading_that_begins_after_news_of_another_node(k
     link.on_changed("tools")
     await began.wait()
     kept.supervisor.reconnectors[NAME].lists_changed(("tools",))
-    asked = asyncio.ensure_future(kept.hub.settle(EVERYTHING))
+    asked = asyncio.ensure_future(kept.hub.wait_connected(EVERYTHING))
     await asyncio.sleep(0)
     gate.set()
     async with asyncio.timeout(SECONDS):
@@ -319,7 +319,7 @@ async def test_a_defect_in_a_reconnector_is_shown_and_costs_only_its_server(kept
 async def test_calls_do_not_wait_for_a_server_whose_reconnector_has_a_defect(kept: Kept) -> None:
     """They waited because its list is known from an earlier run."""
     lists = ListCache(MemoryLists())
-    lists.keep(settings(), Listing((tool("read"),)), frozenset({"tools"}))
+    lists.store(settings(), Listing((tool("read"),)), frozenset({"tools"}))
     connecting = asyncio.Event()
 
     async def broken(*_: Any) -> BaseLink:
@@ -853,14 +853,14 @@ async def test_a_tool_that_is_withheld_there_is_not_called_and_all_else_is() -> 
     calls = [stage.start(each)[0] for each in asked]
     link = Scripted()
     looked = guard(link, "approve")
-    await looked.look()
+    await looked.read_tools()
     assert [looked.may_send(each) for each in calls] == [False, True, True], "it lists no write, and that is its affair"
 
 
 async def test_where_nothing_is_withheld_it_is_not_even_asked() -> None:
     link = Scripted()
     looked = guard(link, "warn")
-    await looked.look()
+    await looked.read_tools()
     assert link.listings == []
     assert looked.may_send(Stage().start()[0])
 

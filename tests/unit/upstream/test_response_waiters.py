@@ -553,7 +553,7 @@ async def test_a_server_that_asks_for_ever_gets_nowhere() -> None:
     asked.require("s", roots=ROOTS)
     assert (len(asked.sent), asked.listener.asked) == (1 + ROUNDS_MAX, [])
     assert isinstance(asked.listener.fault, Unanswered)
-    assert asked.listener.fault.why == f"it went on asking after {ROUNDS_MAX} rounds"
+    assert asked.listener.fault.why == f"it still asked after {ROUNDS_MAX} rounds"
 
 
 async def test_a_declined_question_ends_the_call_and_the_other_answers_are_dropped() -> None:
@@ -621,7 +621,7 @@ def answer(stage: Stage, asked: Call, result: object) -> list[ServerTask]:
     inflight, listener = stage.start(asked)
     CallWaiter(inflight).result(raw(result))
     assert len(listener.ends) == 1
-    return stage.hub.tasks.of(ANYONE)
+    return stage.hub.tasks.tasks_for(ANYONE)
 
 
 def about(id: str, kind: Kind = "task") -> Call:

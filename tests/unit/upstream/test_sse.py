@@ -146,8 +146,8 @@ async def test_an_endpoint_may_be_relative_or_whole(held: Held, endpoint: str) -
         ("http://evil.example/messages", "messages sent to http://evil.example, which is not http://127.0.0.1"),
         ("//evil.example/messages", "messages sent to http://evil.example"),
         ("https://127.0.0.1/messages", "messages sent to https://127.0.0.1"),
-        ("file:///etc/passwd", "no address"),
-        ("/with a space", "no address"),
+        ("file:///etc/passwd", "not an address"),
+        ("/with a space", "not an address"),
     ],
 )
 async def test_an_endpoint_elsewhere_is_refused_and_nothing_is_sent(held: Held, endpoint: str, words: str) -> None:

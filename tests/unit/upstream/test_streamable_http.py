@@ -537,7 +537,7 @@ async def test_tools_whose_headers_cannot_be_written_are_left_out_and_noted(held
     async with asyncio.timeout(10):
         found = await listing
     assert [tool.name for tool in found.tools] == ["well", "namesake"]
-    assert found.all_notes() == ("'ill' left out: its x-mcp-header cannot be written",)
+    assert found.all_notes() == ("'ill' left out: its x-mcp-header cannot be sent",)
 
 
 # -- streams that end before the answer ------------------------------------------------------------------------------
@@ -749,7 +749,7 @@ async def test_a_call_that_is_withdrawn_while_its_stream_is_away_is_not_asked_fo
     teller, received = await held.request()
     assert received["params"]["requestId"] == asked["id"]
     await teller.say(ACCEPTED)
-    held.link._ask_for_rest(post)  # its time has come
+    held.link._request_rest(post)  # its time has come
     assert (held.link._resumes, post.ticket is not None and post.ticket.may_have_left) == ({}, True)
     assert held.server.waiting() == 0
 

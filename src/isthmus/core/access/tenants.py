@@ -99,8 +99,8 @@ class TenantCalls:
         self._known = NO_TENANTS.known
         self._under_way: dict[str, int] = {}
 
-    def know(self, tenants: Tenants, names: set[str]) -> None:
-        """Use these settings from now on; `names` are the tenants that are known to call."""
+    def configure(self, tenants: Tenants, names: set[str]) -> None:
+        """Apply new settings; `names` are all tenants that have callers."""
         self._known = tenants.known
         self.are_several = self.are_several or len(names | set(tenants.known)) > 1
         self.uncounted = None

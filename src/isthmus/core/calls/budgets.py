@@ -155,7 +155,7 @@ class _Counter:
         self.stored: StoredCounter | None = None
         """What the journal has, as far as this hub knows."""
         self.written: StoredCounter | None = None
-        """What was written last, perhaps in vain."""
+        """The last document that was written, perhaps without success."""
         self.is_changed = False
         self.is_reported = False
         """Whether the audit log has that it is used up."""
@@ -445,7 +445,7 @@ class CallBudgets:
         return about
 
     def _match(self, hub: Hub, call: Call, own: Feature, name: str) -> _MatchedBudgets:
-        """The budgets that are about a call of this tool; `name` is how its server is asked for it."""
+        """The budgets that apply to a call of this tool; `name` is its name at the server."""
         snapshot = hub.snapshot
         if self._snapshots.get(hub) is not snapshot or len(self._matches) > CACHED_MAX:
             self._snapshots[hub] = snapshot

@@ -213,14 +213,14 @@ class FleetLink:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             inflight.finish(BadArguments(inflight.call.name, str(error)))
             return
-        members = self._meant(inflight, wanted, statuses)
+        members = self._allowed_members(inflight, wanted, statuses)
         if not members or (wanted and wanted not in (ALL_MEMBERS, ANY_MEMBER) and wanted not in members):
             inflight.finish(self._refusal(inflight, wanted, sorted(members)))
         elif wanted in (ALL_MEMBERS, ANY_MEMBER):
             mode: Mode = "all" if wanted == ALL_MEMBERS else "any"
             unlisted = self._unlisted(inflight.call.caller, name) if mode == "all" else ()
             self._watch(inflight)
-            _Gathering(self, inflight, mode, sorted(members), given, unlisted).start()
+            _MemberCalls(self, inflight, mode, sorted(members), given, unlisted).start()
         else:
             member = ServerName(wanted) if wanted else self._choose(inflight, members)
             self._watch(inflight, member)
@@ -243,16 +243,16 @@ class FleetLink:
         if wanted not in (ALL_MEMBERS, ANY_MEMBER):
             return ()
         found = self.fleet.variant(inflight.name)
-        return [found[member] for member in self._meant(inflight, wanted, statuses)]
+        return [found[member] for member in self._allowed_members(inflight, wanted, statuses)]
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """Whether a member may have run the tool."""
         carriage = inflight.carriage
-        return isinstance(carriage, _OneCall | _Gathering) and carriage.may_have_run
+        return isinstance(carriage, _OneCall | _MemberCalls) and carriage.may_have_run
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Cancel the calls of all members."""
-        if isinstance(inflight.carriage, _OneCall | _Gathering):
+        if isinstance(inflight.carriage, _OneCall | _MemberCalls):
             inflight.carriage.cancel(reason)
 
     def call_of(self, inflight: InFlight, member: ServerName, arguments: msgspec.Raw, *, is_alone: bool = True) -> Call:
@@ -289,7 +289,7 @@ class FleetLink:
             return given, ""
         return msgspec.Raw(_encode(arguments)), msgspec.json.decode(raw, type=str)
 
-    def _meant(
+    def _allowed_members(
         self, inflight: InFlight, wanted: str, statuses: Mapping[ServerName, ServerStatus]
     ) -> Collection[ServerName]:
         """The members that may be called; for any answer, those that only read."""
@@ -321,7 +321,7 @@ class FleetLink:
         policy = self.hub.snapshot.policy(caller.grants)
         return [member for member in members if not policy.denies(member, FeatureName(tool))]
 
-    def _shown(self, caller: Caller) -> Collection[ServerName]:
+    def _visible_members(self, caller: Caller) -> Collection[ServerName]:
         """The members without those of which the caller is denied every tool of the fleet."""
         if not self._has_denials(caller):
             return self.fleet.members.keys()
@@ -402,7 +402,7 @@ class FleetLink:
         except msgspec.MsgspecError as error:
             return BadArguments(inflight.call.name, str(error))
         fits, queues = name_filter(wanted.pattern), self.hub.server_queues
-        shown = self._shown(inflight.call.caller)
+        shown = self._visible_members(inflight.call.caller)
         members = [name for name in sorted(shown) if fits(name)]
         rows = [
             {"id": name, "state": self.fleet.members[name].state, "calls": self._fleets.calls_of(name)}
@@ -530,7 +530,7 @@ class _MemberCall:
 
     __slots__ = ("_gathering", "done_share", "ended", "inflight", "member")
 
-    def __init__(self, gathering: _Gathering, member: ServerName) -> None:
+    def __init__(self, gathering: _MemberCalls, member: ServerName) -> None:
         self._gathering = gathering
         self.member = member
         self.inflight: InFlight | None = None
@@ -552,7 +552,7 @@ class _MemberCall:
         if self.inflight is None:
             self.ended = outcome
         else:
-            self._gathering.ended(self, self.inflight, outcome)
+            self._gathering.member_call_ended(self, self.inflight, outcome)
 
 
 class _MemberRow(msgspec.Struct):
@@ -567,7 +567,7 @@ class _MemberRow(msgspec.Struct):
     """The length of a result that is left out."""
 
 
-class _Gathering:
+class _MemberCalls:
     """The calls of several members for one call: until all have ended, or the first good answer.
 
     No asyncio task waits: the end of each call starts the next, and the last one ends the caller's.
@@ -663,12 +663,12 @@ class _Gathering:
             made = self._link.call_of(self._outer, member, self._arguments, is_alone=False)
             call.inflight = hub.start(made, call, ref(self._outer))
             if call.ended is not None:
-                self.ended(call, call.inflight, call.ended)
+                self.member_call_ended(call, call.inflight, call.ended)
             started += 1
         self._is_starting = False
         self._finish_if_done()
 
-    def ended(self, call: _MemberCall, inflight: InFlight, outcome: Outcome) -> None:
+    def member_call_ended(self, call: _MemberCall, inflight: InFlight, outcome: Outcome) -> None:
         """A call of a member has ended."""
         del self._calls[call.member]
         was_sent = inflight.was_sent

@@ -63,7 +63,7 @@ log = structlog.get_logger(__name__)
 
 
 class Held(Enum):
-    """What a stage returns for a call that goes on elsewhere: its holder starts it again, lets it go on, or ends it."""
+    """What a stage returns for a call that continues elsewhere: its holder restarts, resumes or ends it."""
 
     HELD = "held"
 
@@ -99,7 +99,7 @@ class Hub:
     def __init__(self, limits: Limits, recorder: Recorder) -> None:
         self.limits = limits
         self.id = secrets.token_hex(8)
-        """Lets it recognise itself when it is its own server."""
+        """Lets it recognize itself when it is its own server."""
         self.other_ids: Collection[str] = ()
         """The ids of hubs that serve the same servers at the same address: a server that is one of them is a loop."""
         self.server_queues: dict[ServerName, ServerQueue] = {}
@@ -111,7 +111,7 @@ class Hub:
         self.bytes_in_flight = BytesInFlight(limits.caller_bytes, limits.tenant_bytes)
         self.bytes_in_flight.on_excess = self._on_excess
         self._recorder = recorder
-        self.audit_gate = recorder.audit_gate
+        self.strict_audit = recorder.strict_audit
         self._on_start = recorder.started
         self.new_inflight: NewInFlight = InFlight
         """Makes the running calls; another one where they are recorded into a cassette."""
@@ -267,8 +267,8 @@ class Hub:
         """Continue with a call whose arguments were checked in the worker."""
         if inflight.is_done:
             return
-        if self.audit_gate is not None:
-            self.audit_gate.begin(inflight, self.send)
+        if self.strict_audit is not None:
+            self.strict_audit.begin(inflight, self.send)
         else:
             self.send(inflight)
 
@@ -308,7 +308,7 @@ class Hub:
         """Cache how a call ended, if that is allowed and its server is still the same; see `ResultCache.keep`."""
         is_same = inflight.server_queue is self.server_queues.get(inflight.target.feature.server)
         if is_same and getattr(inflight.link, "is_cacheable", True):
-            self.result_cache.keep(inflight, outcome, inflight.target.keep_seconds, self.now(), changes)
+            self.result_cache.store(inflight, outcome, inflight.target.keep_seconds, self.now(), changes)
         return outcome
 
     # -- servers -------------------------------------------------------------------------------------------------------
@@ -486,7 +486,7 @@ class Hub:
         started = self.settling.keys() - self._relisted
         return [server for server, settling in self.settling.items() if settling in waits and server in started]
 
-    async def settle(
+    async def wait_connected(
         self, surface: Surface, *, within: float | None = None, until: Callable[[], bool] | None = None
     ) -> None:
         """Wait for the first connection attempts of servers without a cached list.
@@ -507,7 +507,7 @@ class Hub:
         servers = self.settling if surface.server is None else self.settling.keys() & {surface.server}
         if self.fleets is not None and surface.server is not None and surface.server in self.fleets:
             statuses, fleet = self.snapshot.server_statuses, self.fleets[surface.server]
-            servers = {server for server in self.settling if fleet.settings.has(statuses[server])}
+            servers = {server for server in self.settling if fleet.settings.matches(statuses[server])}
         began = {self.settling[server]: self.server_queues[server].opened_at for server in servers}
         return self._seconds_left(began, within)
 
@@ -523,7 +523,7 @@ class Hub:
     async def view(self, grants: Grants, surface: Surface) -> View:
         """What these permissions see, after waiting a moment for servers that start."""
         if self.settling:
-            await self.settle(surface)
+            await self.wait_connected(surface)
         if surface.set or grants.set:
             await in_passes(self.snapshot.variant_passes(grants, surface))
         return self.snapshot.view(grants, surface)
@@ -541,7 +541,7 @@ class Hub:
         With `within`, the wait ends so many seconds after a server was added.
         """
         if self.settling:
-            await self.settle(surface, within=within)
+            await self.wait_connected(surface, within=within)
         if client_caps and (waits := self._load_lists(caller, surface, client_caps, within)):
             await asyncio.wait(waits, timeout=max(waits.values()))
         if surface.set or caller.grants.set:
@@ -588,7 +588,7 @@ class Hub:
 
     def running(self) -> int:
         """Calls that are running or queued, wait for the audit log, or have a result that is being cut."""
-        waiting = 0 if self.audit_gate is None else self.audit_gate.waiting
+        waiting = 0 if self.strict_audit is None else self.strict_audit.waiting
         waiting += 0 if self.cuts is None else self.cuts.cutting
         return waiting + sum(
             server_queue.running + server_queue.queued
@@ -812,8 +812,8 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
         inflight.carriage = None
         hub.validation.validate(inflight, hub.submit)
         return None
-    if hub.audit_gate is not None:
-        hub.audit_gate.begin(inflight, hub.send)
+    if hub.strict_audit is not None:
+        hub.strict_audit.begin(inflight, hub.send)
         return None
     return server_queue.submit(inflight)
 

@@ -75,7 +75,7 @@ class ResultCache:
                 self._forget(key)
         return None
 
-    def keep(
+    def store(
         self, inflight: InFlight, outcome: Outcome, seconds: float, now: float, changes: int | None = None
     ) -> None:
         """Cache how a call ended, if allowed: for the operator's time, else the server's.
@@ -159,7 +159,7 @@ TTL = "ttlMs"
 
 
 def _with_age(result: Result, age: float) -> Result:
-    """The result with the mark that it is not fresh, beside whatever its server put into `_meta`.
+    """The result, marked as cached in its `_meta`; what the server put there stays.
 
     What a plain server returned has no place for a mark.
     """

@@ -256,7 +256,7 @@ class StoredResults:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, owner: Owner, payload: Raw, split: SplitResult | None, part_bytes: int) -> tuple[str, float] | None:
+    def store(self, owner: Owner, payload: Raw, split: SplitResult | None, part_bytes: int) -> tuple[str, float] | None:
         """Keep a result, and return its id and when it expires; None if it is too large to be kept."""
         size = len(memoryview(payload))
         if size > min(self.caller_bytes, self.hub_bytes):
@@ -518,7 +518,7 @@ class ResultCuts:
         """What the caller gets instead."""
         limit, call, outcome, has_schema, _ = cut
         size = len(memoryview(payload))
-        kept = self.kept.keep((call.caller.tenant, call.caller.name), payload, split, limit - NOTE_BYTES)
+        kept = self.kept.store((call.caller.tenant, call.caller.name), payload, split, limit - NOTE_BYTES)
         uri = None if kept is None else URI + kept[0]
         until = "" if kept is None else datetime.fromtimestamp(kept[1], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if split is None:

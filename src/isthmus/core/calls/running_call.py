@@ -145,7 +145,7 @@ caller's own timeout, but `hard_seconds` holds. The call keeps its slot, as far 
 
 TASK_QUESTION_SECONDS = 7 * 24 * 3600.0
 """The same for a task, whose caller is not connected and may be a person who is away. That time does not count towards
-`hard_seconds`. A server with one slot is not kept from its other callers for so long."""
+`hard_seconds`. A server with one slot must not stay blocked for its other callers for so long."""
 
 
 STEPS_MAX = 32
@@ -320,7 +320,7 @@ class InFlight:
         return ids if span is None else {**ids, "trace_id": span.trace_id}
 
     def heartbeat(self) -> None:
-        """Restart the server's timeout after a sign of life, up to `hard_seconds` in all.
+        """Restart the server's timeout after a message about the call, up to `hard_seconds` in all.
 
         The timer is not touched: when it fires, it is set again for the rest.
         """
@@ -345,7 +345,7 @@ class InFlight:
         return total if held < 0 else total + at - held
 
     def emit(self, event: Event) -> None:
-        """Send an event to the caller, unless the call has ended. It is a sign of life."""
+        """Send an event to the caller, unless the call has ended. It restarts the timeout."""
         if self.outcome is not None:
             return
         self.heartbeat()
@@ -413,7 +413,7 @@ class InFlight:
         if not isinstance(self.exchange, ElicitationExchange):
             return
         try:
-            self.exchange.done(id)
+            self.exchange.elicitation_completed(id)
         except Exception:  # as in `finish`
             log.exception("exchange failed to complete an elicitation", tool=self.call.name, **self.ids())
 
@@ -447,13 +447,13 @@ class InFlight:
                 self.server_queue.question_closed(self)
 
     def _get_clock(self) -> _Clock:
-        """The clock of a call with signs of life or questions; most calls need none."""
+        """The clock of a call with progress or questions; most calls need none."""
         if self._clock is None:
             self._clock = _Clock(self._started)
         return self._clock
 
     def _due(self) -> float:
-        """When the call times out without another sign of life."""
+        """When the call times out, unless another message about it arrives."""
         clock = self._get_clock()
         due = clock.alive_at + self.timeout
         if self.call.timeout is not None and not (self.call.lasts and self.is_held):
@@ -494,13 +494,13 @@ class InFlight:
         else:  # a server that was never listed has no routes, but a fault may name it
             server = outcome.server if isinstance(outcome, Fault) else None
         seconds = perf_counter() - self._began
-        recorder.ended(self, server, outcome, seconds)
-        if recorder.audit_gate is None:
+        recorder.call_ended(self, server, outcome, seconds)
+        if recorder.strict_audit is None:
             self.deliver(outcome)
         else:
             self.outcome, self.is_sealed = None, True
             self._bucket = None  # an answer that arrives while it is being written must not start the clock
-            recorder.audit_gate.ended(self, server, outcome, seconds)
+            recorder.strict_audit.call_ended(self, server, outcome, seconds)
         return True
 
     def deliver(self, outcome: Outcome) -> None:
@@ -518,7 +518,7 @@ class InFlight:
             if self.server_queue is not None:
                 self.server_queue.question_closed(self)
             for asked in questions:
-                asked.ended(self, outcome)
+                asked.call_ended(self, outcome)
         try:
             self.exchange.end(outcome)
         except Exception:  # one caller's broken exchange must not affect the link, which serves others
@@ -590,7 +590,7 @@ class InFlight:
             self._give_up(Cancelled(why, executed=self._executed(), server=server), why)
 
     def expire(self) -> None:
-        """The deadline has passed: end the call and tell the server to stop, unless there was a sign of life."""
+        """The deadline has passed: end the call and tell the server to stop, unless a message about it has arrived."""
         if self.is_done:
             return
         if isinstance(self.carriage, HeldCall):
@@ -648,13 +648,13 @@ class InFlight:
 
 
 class _Clock:
-    """What a call's deadline depends on: the last sign of life, and the time its caller took for questions."""
+    """What a call's deadline depends on: the last message about it, and the time its caller took for questions."""
 
     __slots__ = ("alive_at", "answer_seconds", "asked", "asked_at")
 
     def __init__(self, started: float) -> None:
         self.alive_at = started
-        """When the last sign of life came."""
+        """When the last message about the call arrived."""
         self.asked = 0
         """The number of questions."""
         self.asked_at = 0.0
@@ -697,7 +697,7 @@ class OpenQuestion:
         if self._close() is not None:
             self._retract()
 
-    def ended(self, inflight: InFlight, outcome: Outcome) -> None:
+    def call_ended(self, inflight: InFlight, outcome: Outcome) -> None:
         """A call that it may concern has ended."""
         if inflight in self._waiting:
             self._waiting.remove(inflight)

@@ -159,9 +159,9 @@ class ToolSearch:
         entry.view = view
         work = partial(entry.run, view, snapshot, query, limit, server, tag)
         done = self._loop.run_in_executor(self._searching if is_ready else self._building, work)
-        done.add_done_callback(partial(self._found, view, then))
+        done.add_done_callback(partial(self._deliver, view, then))
 
-    def _found(
+    def _deliver(
         self,
         view: View,
         then: Callable[[View, list[str] | BaseException], None],
@@ -239,7 +239,7 @@ class SearchTools:
             now = self._search.hub.snapshot.view(call.caller.grants, call.surface, call.client_caps).routes
             routes = [route for name in found if (route := now.get(name)) is not None]
             if isinstance(inflight.exchange, FindingExchange) and not inflight.is_done:
-                inflight.exchange.found([route.exposed for route in routes])
+                inflight.exchange.tools_found([route.exposed for route in routes])
             inflight.finish(_search_result(wanted, routes, view))
 
         self._search.find(call, wanted.query, answer, limit=wanted.limit, server=wanted.server, tag=wanted.tag)

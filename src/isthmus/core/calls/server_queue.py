@@ -536,7 +536,7 @@ class ServerQueue:
             if self._groups:
                 self._leave_groups(inflight)
             if link is self.pool and self.pool is not None:
-                self.pool.ended(inflight)
+                self.pool.call_ended(inflight)
                 self._judge(inflight, outcome)
             elif link is self._link:  # the calls of a lost link were counted as one failure by `detach`
                 self._judge(inflight, outcome)
@@ -550,7 +550,7 @@ class ServerQueue:
         self.running -= 1
         self._leave_groups(inflight)
         if inflight.link is self.pool and self.pool is not None:
-            self.pool.ended(inflight)
+            self.pool.call_ended(inflight)
         inflight.link = inflight.carriage = None
         self._send_waiting()
 

@@ -125,7 +125,7 @@ class _Check:
         return None
 
     def _without_long_texts(self, arguments: msgspec.Raw) -> msgspec.Raw | None:
-        """Arguments that are as valid as long ones, and short; None if there are none such.
+        """Short arguments that are as valid as the long ones; None if there are none.
 
         Of members that the schema does not name, and of texts that must only be texts, the content does not matter.
         """
@@ -248,7 +248,7 @@ class CheckCache:
         self._capacity = capacity
         self._checks: dict[bytes, ArgumentCheck | None] = {}
 
-    def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
+    def check_for(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
         """The check of this tool; it is compiled on the first call."""
         return _ToolCheck(self._checks, self, tool)
 
@@ -346,10 +346,10 @@ def measure(schema: object) -> Cost:
         ValueError: it unfolds to too much, branches into itself, or has a reference that is not a JSON pointer.
     """
     expansion = _Expansion(schema)
-    total = expansion.of(schema)
+    total = expansion.subschemas_of(schema)
     keywords, patterns = _size(schema)
     work = _Applied(expansion)
-    here, below = work.of(schema)
+    here, below = work.work_at(schema)
     most = here.or_more(below)
     if work.is_recursive:  # everything may apply at every level
         repeated = UNEVALUATED_FACTOR ** min(work.unevaluated, 20)
@@ -394,7 +394,7 @@ class _Applied:
         self.is_recursive = False
         self.unevaluated = 0
 
-    def of(self, schema: object) -> tuple[_Work, _Work]:
+    def work_at(self, schema: object) -> tuple[_Work, _Work]:
         """The work for a value at this schema, and for any one value below it."""
         if not isinstance(schema, dict):
             return _Work(1), _Work()
@@ -410,7 +410,7 @@ class _Applied:
         count = len(named) if isinstance(named, dict) else 0
         here, below = _own_work(schema), _Work(UNIQUE_KEYWORDS * bool(schema.get("uniqueItems")) + count, count)
         for same in self._same_value(schema):
-            more, deeper = self.of(same)
+            more, deeper = self.work_at(same)
             here, below = here.and_also(more), below.and_also(deeper)
         for keyword in self._ONE_OF:
             most = _Work()
@@ -428,7 +428,7 @@ class _Applied:
         return here, below
 
     def _at_most(self, schema: object) -> _Work:
-        here, below = self.of(schema)
+        here, below = self.work_at(schema)
         return here.or_more(below)
 
     def _same_value(self, schema: dict[str, Any]) -> Iterator[object]:
@@ -492,13 +492,13 @@ class _Expansion:
         self._outermost = 0
         """How many of them were open when the outermost one that was met again had been entered."""
 
-    def of(self, node: object) -> int:
+    def subschemas_of(self, node: object) -> int:
         """The number of subschemas in a part of the schema, including those that it refers to."""
         total = 0
         if isinstance(node, list):
-            total = sum(self.of(element) for element in node)
+            total = sum(self.subschemas_of(element) for element in node)
         elif isinstance(node, dict):
-            total = 1 + sum(self.of(member) for member in node.values())
+            total = 1 + sum(self.subschemas_of(member) for member in node.values())
             if node is not self._root and any(isinstance(node.get(key), str) for key in self._anchors):
                 raise ValueError("a part of it has an id, which would be the base of its references")
             found = [node[key] for key in _REFERENCES if isinstance(node.get(key), str)]
@@ -520,7 +520,7 @@ class _Expansion:
         depth = len(self._returns)
         self._returns[key] = 0
         outermost, self._outermost = self._outermost, depth
-        size = self.of(target)
+        size = self.subschemas_of(target)
         del self._returns[key]
         if self._outermost >= depth:  # it refers to nothing around it, so it counts the same everywhere
             self._sizes[key] = size

@@ -129,7 +129,7 @@ class FleetSettings:
         """Whether some members may dial in."""
         return any(_is_of_dialled(pattern) for pattern in self.members)
 
-    def has(self, status: ServerStatus) -> bool:
+    def matches(self, status: ServerStatus) -> bool:
         """Whether a server matches a pattern. The hub's own tools and fleets never do."""
         return status.server != BUILTIN and status.carrier != CARRIER and any(test(status) for test in self._tests)
 
@@ -150,7 +150,7 @@ def _test_of(pattern: str) -> Callable[[ServerStatus], bool]:
 def hidden_by(fleets: Iterable[FleetSettings]) -> Callable[[ServerStatus], bool] | None:
     """Whether lists of several servers leave out a server's tools, because a fleet has them; None if none do."""
     hiding = [settings for settings in fleets if settings.hide_members]
-    return (lambda status: any(settings.has(status) for settings in hiding)) if hiding else None
+    return (lambda status: any(settings.matches(status) for settings in hiding)) if hiding else None
 
 
 # -- the tools of a fleet ----------------------------------------------------------------------------------------------
@@ -212,7 +212,9 @@ class Fleet:
         is_changed = False
         for server, status in changed.items():
             before = self.members.get(server)
-            after = status if status is not None and status.state != "disabled" and self.settings.has(status) else None
+            after = (
+                status if status is not None and status.state != "disabled" and self.settings.matches(status) else None
+            )
             if before is after:
                 continue
             is_changed = True

@@ -1,6 +1,6 @@
-"""Pinned tool definitions: what tools looked like when they were first seen, and what happens when one changes.
+"""Pinned tool definitions: those that were first seen or approved, and what happens when one changes.
 
-A server that was trusted for its tool definitions may change them later. Each definition has a fingerprint that is
+A server may change its definitions after an operator has trusted them. Each definition has a fingerprint that is
 stored across restarts. A change is reported to the operator, and with `strict` callers do not see the tool until the
 operator approves. `core.catalog.definition_review` checks everything that a server lists; `app` stores the pins and
 reports.
@@ -95,9 +95,9 @@ class Pins:
         """The last reported fingerprint of each withheld tool: servers list them again and again."""
         self._reported_counts: Counter[ServerName] = Counter(server for server, _, _ in self._reported)
         self._revision = 0
-        self.learn(known)
+        self.replace_all(known)
 
-    def learn(self, known: Mapping[PinKey, bytes]) -> None:
+    def replace_all(self, known: Mapping[PinKey, bytes]) -> None:
         """Replace all pins."""
         self._revision += 1
         self._known.clear()
@@ -111,7 +111,7 @@ class Pins:
         return self._mode_of(server) in WITHHOLDING
 
     def state_of(self, server: ServerName) -> object:
-        """Equal as long as `passes` gives the same answers about the tools of a server."""
+        """A value that is equal as long as `passes` gives the same answers for this server."""
         return self._revision, self._mode_of(server)
 
     def passes(self, tool: Tool, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bool:
@@ -119,7 +119,7 @@ class Pins:
         return self._passes(tool, variant_of(client_caps))
 
     def passes_apart(self, tool: Tool, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bool:
-        """Whether a tool may be called that is listed like this on a link of single callers.
+        """Whether a tool with this definition may be called on a link of a single caller.
 
         It may if it equals the tool that callers see, or was approved for such links.
         """
@@ -234,8 +234,8 @@ class Pins:
     def learn_from_node(self, key: PinKey, fingerprint: bytes) -> bool:
         """Another node has accepted this definition; return whether this changes anything here.
 
-        Where changes are only reported, what this node has seen itself stays known: nodes that see different
-        definitions would otherwise report each other's for ever.
+        In the mode `warn`, definitions that this node has seen stay known; otherwise nodes that see different
+        definitions would report each other's for ever.
         """
         known = self._known.get(key)
         if known == fingerprint or (known is not None and not self.withholds(key[0])):
@@ -267,13 +267,13 @@ def variant_of(client_caps: ClientCapabilities) -> str:
 
 
 def canonical_definition(tool: Tool) -> bytes:
-    """What counts of a definition, as JSON with sorted members."""
+    """The pinned members of a definition, as JSON with sorted members."""
     members = {key: tool.definition[key] for key in MEMBERS if key in tool.definition}
     try:
         value = {key: msgspec.json.decode(raw) for key, raw in members.items()}
         return msgspec.json.encode({"name": tool.name, **value}, order="deterministic")
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        # Such as numbers that Python cannot hold: then the text counts.
+        # For example, numbers that Python cannot hold: then the text itself is compared.
         texts = {key: bytes(raw).decode("utf-8", "backslashreplace") for key, raw in members.items()}
         return msgspec.json.encode({"name": tool.name, **texts})
 

@@ -242,7 +242,7 @@ def variant_of(
             found = change_tool(tool, change, defaults, settings.description_max)
             for name, value in change.fixed.items():
                 # The message of the check quotes the value, which may be a secret.
-                wrong = checks.of(_without_requirements(tool))(_raw({name: value}))
+                wrong = checks.check_for(_without_requirements(tool))(_raw({name: value}))
                 if wrong is not None and wrong is not EXPENSIVE:
                     raise UnusableInSet(f"its inputSchema does not accept the value of fixed.{name}")
         except UnusableInSet as error:

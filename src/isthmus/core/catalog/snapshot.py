@@ -197,7 +197,7 @@ class Snapshot:
         """Let a view list tools of the hub. A server's tool of the same name is called `server.tool` there."""
         for virtual in tools:
             name = virtual.tool.name
-            view.virtual[name] = VirtualRoute(virtual.tool, name, self._checks.of(virtual.tool), virtual=virtual)
+            view.virtual[name] = VirtualRoute(virtual.tool, name, self._checks.check_for(virtual.tool), virtual=virtual)
             if (taken := view.routes.pop(name, None)) is not None:
                 pair = (taken.feature.server, taken.feature.name)
                 exposed = canonical(pair)
@@ -250,7 +250,7 @@ class Snapshot:
         )
 
     def _find_unreached_llm(self, policy: Policy, name: str) -> ServerName | None:
-        """The same for a name for language models: the longest matching server name is meant."""
+        """The same for a name for language models; the longest matching server name counts."""
         fitting = {
             beginning: server_status
             for server, server_status in self.server_statuses.items()
@@ -448,7 +448,7 @@ class Snapshot:
         names: dict[Pair, str],
     ) -> None:
         is_plain = rules is NO_TOOL_RULES and not settings.tool and settings.description_max is None
-        routes, check_of = view.routes, self._checks.of
+        routes, check_of = view.routes, self._checks.check_for
         for tool in _allowed(policy, tools[0].server, tools, rules) if tools else ():
             if not (rules is NO_TOOL_RULES or rules.shows(tool.name)):
                 continue
@@ -460,7 +460,7 @@ class Snapshot:
 
     def _add_set_tool(self, view: View, settings: SetSettings, tool: Tool, rules: ToolRules, exposed: str) -> None:
         full = canonical((tool.server, tool.name))
-        change, check = settings.tool.get(full, NO_CHANGE), self._checks.of(tool)
+        change, check = settings.tool.get(full, NO_CHANGE), self._checks.check_for(tool)
         own = tool.name if exposed != tool.name else ""
         if change is NO_CHANGE and settings.description_max is None and rules is NO_TOOL_RULES:
             view.routes[exposed] = Route(tool, exposed, check, CallChanges(tool=own) if own else None)
@@ -559,7 +559,7 @@ class Snapshot:
         server = tools[0].server
         allowed = tools if policy.may_use_all_of(server) else _allowed(policy, server, tools, rules)
         if rules is NO_TOOL_RULES:
-            routes, check_of = view.routes, self._checks.of
+            routes, check_of = view.routes, self._checks.check_for
             for tool in allowed:
                 exposed = tool.name if names is None else names[tool.server, tool.name]
                 routes[exposed] = Route(tool, exposed, check_of(tool))
@@ -567,7 +567,7 @@ class Snapshot:
         for tool in allowed:
             if rules.shows(tool.name):
                 exposed = tool.name if names is None else names[tool.server, tool.name]
-                view.routes[exposed] = ruled_route(tool, exposed, rules, self._checks.of(tool))
+                view.routes[exposed] = ruled_route(tool, exposed, rules, self._checks.check_for(tool))
 
     def _shown(self, policy: Policy, surface: Surface) -> list[ServerStatus]:
         """The visible servers, sorted by name: lists are deterministic."""

@@ -92,7 +92,7 @@ LOST = StoredOutcome(
 )
 
 FOLLOW_SECONDS = 0.5
-"""How often the journal is read for tasks of other nodes that somebody here follows."""
+"""How often the journal is read for tasks of other nodes that a caller follows here."""
 
 TAKEN_OVER = "the hub could not renew its lease, and another one has taken over its tasks"
 
@@ -245,9 +245,9 @@ class TaskEngine:
 
     def _start_facts(self, live: LiveTask) -> tuple[Fact, ...]:
         """The audit fact that the call starts, if the record being written stands for sending it."""
-        if live.writing_send is None or live.call is None or (audit_gate := self._hub.audit_gate) is None:
+        if live.writing_send is None or live.call is None or (strict_audit := self._hub.strict_audit) is None:
             return ()
-        return (audit_gate.start_fact(live.call, live.record.id),)
+        return (strict_audit.start_fact(live.call, live.record.id),)
 
     def _write_facts_alone(self, live: LiveTask) -> None:
         """Write a task's audit facts although no record follows."""
@@ -702,7 +702,7 @@ class TaskEngine:
             return
         if document is not None and document.is_elsewhere:
             self._give_up(live)
-            self._store.show(document)
+            self._store.view_of(document)
             return
         theirs = None if document is None else decode_or_log(document)
         if document is None or theirs is None:
@@ -891,7 +891,7 @@ class TaskEngine:
         """Notify listeners of tasks that other nodes change."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            for live in self._store.shown():
+            for live in self._store.followed():
                 if live.listeners and not live.record.is_terminal:
                     with suppress(OSError):
                         await self._look_again(live)
@@ -910,7 +910,7 @@ class TaskEngine:
         ):
             return
         try:
-            self._store.show(document)
+            self._store.view_of(document)
         except msgspec.MsgspecError as error:
             log.error("a stored task cannot be decoded", task=document.id, error=str(error))
 

@@ -400,14 +400,14 @@ class TaskStore:
     """Finds tasks, in memory or in the journal. There is at most one `LiveTask` per task.
 
     In a cluster, only tasks that this node holds are cached. All others, ended ones included, may be changed by another
-    node at any time, and are read whenever somebody asks.
+    node at any time, and are read for each request.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._is_shared = isinstance(journal, SharedJournal)
         self._shown: WeakValueDictionary[TaskKey, LiveTask] = WeakValueDictionary()
-        """Tasks that this node does not hold, for as long as somebody looks at them."""
+        """Tasks that this node does not hold, while a caller follows them."""
         self.on_news: Callable[[LiveTask], None] = lambda _live: None
         """Called when the journal has a newer record of such a task."""
         self._running: dict[TaskKey, LiveTask] = {}
@@ -437,14 +437,14 @@ class TaskStore:
         live = self.get(key)
         if live is None and document is not None and key not in self.deletes:
             if self._is_shared and document.holder != HERE:
-                return self.show(document)
+                return self.view_of(document)
             live = self.adopt(record_of(document))
             live.size_bytes = len(document.body or b"")
             live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_terminal
             self._cache.put(live)
         return live
 
-    def show(self, document: Document) -> LiveTask:
+    def view_of(self, document: Document) -> LiveTask:
         """A task that this node does not hold, as the journal has it now."""
         key, is_news = (document.owner, document.id), False
         if (live := self._shown.get(key)) is None:
@@ -459,8 +459,8 @@ class TaskStore:
             self.on_news(live)
         return live
 
-    def shown(self) -> list[LiveTask]:
-        """Tasks that this node does not hold and that somebody looks at."""
+    def followed(self) -> list[LiveTask]:
+        """Tasks that this node does not hold and that a caller follows."""
         return list(self._shown.values())
 
     def adopt(self, record: TaskRecord) -> LiveTask:

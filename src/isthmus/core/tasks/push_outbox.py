@@ -1,4 +1,4 @@
-"""Sends push notifications: to each recipient in order, with retries until it is delivered or hopeless.
+"""Sends push notifications: to each recipient in order, with retries until one is delivered or given up.
 
 Due deliveries are in the journal; in memory is only where to find them. Each recipient of a task has a queue of its
 own with one attempt at a time, so that order is kept and a silent recipient delays no other. An attempt is a background
@@ -45,11 +45,12 @@ AT_ONCE_PER_HOST = 8
 """Attempts to one host: a silent host must leave room for others."""
 
 QUEUES_MAX = 10_000
-"""Delivery queues of one owner; further deliveries wait in the journal until half of them are finished. The limit is
-per owner, so that one owner's many silent recipients delay no other owner."""
+"""Delivery queues of one owner; its further deliveries wait in the journal until half of these queues are empty. The
+limit is per owner, so that one owner's many silent recipients delay no other owner."""
 
 MISSED_MAX = 10_000
-"""Deliveries that may arrive while the journal is read; for owners of further ones it is read again."""
+"""Deliveries that may become due while the journal is read. If there are more, the journal is read again for their
+owners."""
 
 READ_AT_ONCE = 500
 
@@ -85,7 +86,7 @@ QueueKey: TypeAlias = tuple[str, str, str]
 
 
 class _Due(msgspec.Struct, frozen=True):
-    """What must be remembered of a delivery."""
+    """What memory holds of a delivery."""
 
     key: QueueKey
     number: int
@@ -369,7 +370,7 @@ def _decode_due(documents: Sequence[Document]) -> Iterator[_Due]:
     for document in documents:
         try:
             delivery = delivery_of(document)
-        except msgspec.MsgspecError as error:  # one that another version wrote must not delay the others
+        except msgspec.MsgspecError as error:  # a delivery that another version wrote must not delay the others
             log.error("a stored delivery cannot be decoded", delivery=document.id, error=str(error))
         else:
             key = (document.owner, delivery.task, delivery.recipient)

@@ -283,7 +283,7 @@ def login_question(outcome: Outcome) -> StoredQuestion | None:
     Unlike an elicitation during a call, this question cannot be answered: the call has to be made again.
     """
     if isinstance(outcome, NotConnected) and outcome.login is not None:
-        message = f"Server {outcome.server} wants to know who you are"
+        message = f"Server {outcome.server} requires you to log in"
         params = {"mode": "url", "message": message, "url": outcome.login, "server": outcome.server}
         return StoredQuestion(ELICIT, Raw(msgspec.json.encode(params)))
     if not isinstance(outcome, ServerError) or outcome.code != URL_REQUIRED:

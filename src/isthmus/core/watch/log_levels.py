@@ -46,22 +46,22 @@ class LogLevels:
         """
         if self._called is None or not is_at_least(level, self._called):
             self._called = level
-            self._settle()
+            self._apply()
 
     def leave(self, subscriber: object) -> None:
         """Remove a caller."""
         if subscriber in self._wanted:
             self._counts[self._wanted.pop(subscriber)] -= 1
-            self._settle()
+            self._apply()
 
     def _note(self, subscriber: object, level: LogLevel | None) -> None:
         if subscriber in self._wanted:
             self._counts[self._wanted[subscriber]] -= 1
         self._wanted[subscriber] = level
         self._counts[level] += 1
-        self._settle()
+        self._apply()
 
-    def _settle(self) -> None:
+    def _apply(self) -> None:
         chosen = next((level for level in LOG_LEVELS if self._counts[level] or level == self._called), None)
         if chosen is None and self.lowest is None:
             return

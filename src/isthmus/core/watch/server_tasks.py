@@ -64,8 +64,8 @@ class ServerTask:
     request: int = -1
     """The id of the request that created it; its server reports progress under this id."""
     report: ReportProgress | None = None
-    is_kept: bool = False
-    """Its id is the caller's: it is the hub's own, for a server without tasks, or another node reports it."""
+    has_caller_id: bool = False
+    """Its id is the one that the caller knows: a hub task, or a task that another node reports."""
     is_private: bool = False
     """Other sessions do not receive its reports, because the caller may be anyone."""
 
@@ -80,7 +80,7 @@ OnTaskUpdate: TypeAlias = Callable[[ServerTask, bool], None]
 
 
 class ListedTask(msgspec.Struct, frozen=True):
-    """A task as its caller is shown it."""
+    """A task as its caller sees it."""
 
     number: int
     """See `ServerTask.number`; each node of a cluster counts for itself."""
@@ -150,7 +150,7 @@ class ServerTasks:
 
     # -- reports of links ----------------------------------------------------------------------------------------------
 
-    def made(
+    def created(
         self,
         caller: Caller,
         server: ServerName,
@@ -166,7 +166,7 @@ class ServerTasks:
         # A server that reuses an id has forgotten the earlier task.
         for task in list(self._named.get((server, state.id), ())):
             is_given_anew = task.place is place and (task.owner == owner or task.state.is_terminal)
-            if is_given_anew or not self._is_there(task) or _is_lost(task.place):
+            if is_given_anew or not self._is_alive(task) or _is_lost(task.place):
                 self._drop(task)
         own = self._of.setdefault(owner, _DropOrder())
         while len(own) >= EACH_MAX:
@@ -190,7 +190,7 @@ class ServerTasks:
         own = [task for task in self._named.get((server, state.id), ()) if task.owner == owner]
         here = [task for task in own if task.place is place]
         for task in here or [task for task in own if _is_lost(task.place)]:
-            self._learn(task, state)
+            self._update(task, state)
 
     def notified(self, server: ServerName, place: LinkSession, state: ServerTaskState) -> None:
         """A server sent a notification with the state of a task: only its caller's listeners receive it.
@@ -198,10 +198,10 @@ class ServerTasks:
         Without a known caller it is dropped; the end of a task is reported once.
         """
         here = [task for task in self._named.get((server, state.id), ()) if task.place is place]
-        if len(here) != 1 or here[0].is_end_reported or not self._is_there(here[0]):
+        if len(here) != 1 or here[0].is_end_reported or not self._is_alive(here[0]):
             return
         task, before = here[0], here[0].state
-        self._learn(task, state)
+        self._update(task, state)
         if before.is_terminal and not state.is_terminal:
             return  # outdated
         task.is_end_reported = state.is_terminal
@@ -216,14 +216,14 @@ class ServerTasks:
     def progressed(self, place: LinkSession, request: int, event: Callable[[], Progress]) -> None:
         """A server reports progress of a request that it has answered with a task."""
         task = self._reporting.get((place, request))
-        if task is None or task.report is None or task.state.is_terminal or not self._is_there(task):
+        if task is None or task.report is None or task.state.is_terminal or not self._is_alive(task):
             return
         try:
             task.report(event())
         except Exception:  # as in `_notify`
             log.exception("a listener of a task failed", server=task.server)
 
-    def _learn(self, task: ServerTask, state: ServerTaskState) -> None:
+    def _update(self, task: ServerTask, state: ServerTaskState) -> None:
         if task.state.is_terminal and not state.is_terminal:
             return  # reported before the end, received after it
         task.state = state
@@ -243,14 +243,14 @@ class ServerTasks:
 
     # -- requests of frontends -----------------------------------------------------------------------------------------
 
-    def of(self, caller: Caller, session: str = "") -> list[ServerTask]:
+    def tasks_for(self, caller: Caller, session: str = "") -> list[ServerTask]:
         """The tasks that a caller can see in this session, by creation."""
         owner = _owner(caller)
         own = list(self._of.get(owner, ()))
         for task in own:
-            if not self._is_there(task):
+            if not self._is_alive(task):
                 self._drop(task)
-        meant = [task for task in own if self._meant(owner, session, task.name) is task]
+        meant = [task for task in own if self._find_by_id(owner, session, task.name) is task]
         return sorted(meant, key=lambda task: task.number)
 
     def forget(self, task: ServerTask) -> None:
@@ -262,7 +262,7 @@ class ServerTasks:
         """Whether an id that a caller was given now stands only for tasks of others."""
         owner = _owner(caller)
         named = self._named.get((server, id), ())
-        owners = {task.owner for task in named if self._is_there(task) and not _is_lost(task.place)}
+        owners = {task.owner for task in named if self._is_alive(task) and not _is_lost(task.place)}
         return bool(owners) and owner not in owners
 
     def listen(self, caller: Caller, session: str, notify: OnTaskUpdate) -> Callable[[], None]:
@@ -284,33 +284,35 @@ class ServerTasks:
         own = [listener for listener in listeners if task.session and listener[0] == task.session]
         if self.other_nodes is not None and not (own or task.is_private):
             self.other_nodes.report(task, is_other=is_other)
-        self._tell(task, own if task.is_private else own or listeners, is_other=is_other)
+        self._notify_listeners(task, own if task.is_private else own or listeners, is_other=is_other)
 
     def reported_elsewhere(self, owner: Owner, server: ServerName, state: ServerTaskState, *, is_other: bool) -> None:
         """Another node reports a task of a caller."""
-        task = ServerTask(0, owner, server, None, "", state, 0.0, 0.0, is_kept=True)
-        self._tell(task, list(self._listeners.get(owner, {}).values()), is_other=is_other)
+        task = ServerTask(0, owner, server, None, "", state, 0.0, 0.0, has_caller_id=True)
+        self._notify_listeners(task, list(self._listeners.get(owner, {}).values()), is_other=is_other)
 
-    def _tell(self, task: ServerTask, listeners: Sequence[tuple[str, OnTaskUpdate]], *, is_other: bool) -> None:
+    def _notify_listeners(
+        self, task: ServerTask, listeners: Sequence[tuple[str, OnTaskUpdate]], *, is_other: bool
+    ) -> None:
         for session, notify in listeners:
-            if not task.is_kept and self._meant(task.owner, session, task.name) is not task:
+            if not task.has_caller_id and self._find_by_id(task.owner, session, task.name) is not task:
                 continue
             try:
                 notify(task, is_other)
             except Exception:  # one broken listener must not affect the others, or the link
                 log.exception("a listener of a task failed", server=task.server)
 
-    def _meant(self, owner: Owner, session: str, name: tuple[ServerName, str]) -> ServerTask | None:
+    def _find_by_id(self, owner: Owner, session: str, name: tuple[ServerName, str]) -> ServerTask | None:
         """The task that a caller's id stands for in one of its sessions; None if that is ambiguous.
 
         Sessions may have processes of their own, which number their tasks alike.
         """
-        found = [task for task in self._named.get(name, ()) if task.owner == owner and self._is_there(task)]
+        found = [task for task in self._named.get(name, ()) if task.owner == owner and self._is_alive(task)]
         if len(found) > 1:
             found = [task for task in found if task.session == session]
         return found[0] if len(found) == 1 else None
 
-    def _is_there(self, task: ServerTask) -> bool:
+    def _is_alive(self, task: ServerTask) -> bool:
         has_died = task.place is not None and task.place.is_process and task.place.is_lost
         return task.until > self._clock() and not has_died
 
@@ -326,7 +328,7 @@ def _until(state: ServerTaskState, made_at: float, reported_at: float) -> float:
 def hub_task(caller: Caller, server: ServerName, session: str, state: ServerTaskState) -> ServerTask:
     """A task of the hub itself, as listeners receive it."""
     owner = _owner(caller)
-    return ServerTask(0, owner, server, None, session, state, 0.0, 0.0, is_kept=True, is_private=caller.is_anyone)
+    return ServerTask(0, owner, server, None, session, state, 0.0, 0.0, has_caller_id=True, is_private=caller.is_anyone)
 
 
 def _owner(caller: Caller) -> Owner:

@@ -163,7 +163,7 @@ class Subscriptions:
         self._common.pop(server, None)
         self._owners.pop(server, None)
 
-    def wanted(self, server: ServerName) -> list[str]:
+    def shared_uris(self, server: ServerName) -> list[str]:
         """The URIs that a new shared link of this server must subscribe to."""
         owners = self._owners.get(server)
         uris = self._uris.get(server, ())

@@ -387,7 +387,7 @@ def _answer(asked: StoredQuestion, action: str, content: Raw | None) -> Reply | 
     if schema is not None:
         with suppress(UnusableSchema):  # the server makes its own check
             if (wrong := compile_check(schema, limit_bytes=SCHEMA_BYTES)(content)) is not None:
-                return f"the answer does not fit what was asked for: {wrong}"
+                return f"the answer does not fit the requested schema: {wrong}"
     return Answered(Raw(render({"action": b'"accept"', "content": content})))
 
 

@@ -128,7 +128,7 @@ class AgentCards:
     """Writes cards; `settings` may be replaced at any time.
 
     `address` returns the hub's base URL, `needs_key` whether callers need a key now; callers with a key see more.
-    `gives_tokens` returns whether a caller can exchange its key for a token now; `token_urls` are the token endpoints
+    `issues_tokens` returns whether a caller can exchange its key for a token now; `token_urls` are the token endpoints
     of trusted issuers.
     """
 
@@ -140,7 +140,7 @@ class AgentCards:
         address: Callable[[], str],
         needs_key: Callable[[], bool],
         now: Callable[[], float],
-        gives_tokens: Callable[[], bool] = lambda: False,
+        issues_tokens: Callable[[], bool] = lambda: False,
         token_urls: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._hub = hub
@@ -148,7 +148,7 @@ class AgentCards:
         self._version = version
         self._address = address
         self._needs_key = needs_key
-        self._gives_tokens = gives_tokens
+        self._gives_tokens = issues_tokens
         self._token_urls = token_urls
         self._now = now
         self._since: OrderedDict[tuple[str, Caller | None], tuple[bytes, int]] = OrderedDict()
@@ -156,7 +156,7 @@ class AgentCards:
         self.grpc_address: str | None = None
         """The gRPC address, if there is one."""
 
-    async def show(
+    async def send(
         self, peer: Peer, path: str, query: Mapping[str, str], fields: Fields, admitted: Caller | Denied
     ) -> None:
         """Send the card, or 304 if the client has the current one.
@@ -164,7 +164,7 @@ class AgentCards:
         The path decides its generation, else the version that the request names. A request without a version, or with
         an unsupported one, gets the default card.
         """
-        await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
+        await self._hub.wait_connected(EVERYTHING, within=SETTLE_SECONDS)
         is_incomplete = bool(self._hub.awaited())
         caller = None if isinstance(admitted, Denied) else admitted
         version = version_of(fields.get(VERSION_HEADER.encode(), b"").decode("latin-1"), query.get(VERSION_PARAMETER))
@@ -228,7 +228,7 @@ class AgentCards:
         if not self._needs_key():
             kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
             return A2aProblem(kind, "There is no extended card: this agent does not authenticate callers")
-        await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
+        await self._hub.wait_connected(EVERYTHING, within=SETTLE_SECONDS)
         card = await in_passes(self._card_passes(caller))
         own = _write_1_0 if self.settings.card == "strict" else write_strict
         return (await self._written(card, write_0_3 if dialect == "0.3" else own, caller))[0]

@@ -186,7 +186,7 @@ class A2aGrpc:
         method, fields = PATHS[scope["path"]], join_headers(scope["headers"])
         if PARENT_HEADER in fields:
             REQUEST_TRACE.set((fields[PARENT_HEADER], fields.get(STATE_HEADER)))
-        caller = self._auth.know(fields, "a2a", {**scope, BASES: self.bases})
+        caller = self._auth.identify(fields, "a2a", {**scope, BASES: self.bases})
         if isinstance(caller, Denied):
             self._auth.on_turned_away("a2a", caller.status)
             status = GrpcStatus(DENIALS.get(caller.status, grpc.StatusCode.UNAUTHENTICATED).value[0], caller.message)
@@ -279,7 +279,7 @@ class A2aGrpc:
         """The caller that this metadata authenticates; otherwise the call is refused, which raises."""
         if self._auth.claim_proof is not None and b"dpop" in fields:
             await self._auth.claim_proof(fields, scope)
-        caller = self._auth.know(fields, "a2a", scope)
+        caller = self._auth.identify(fields, "a2a", scope)
         if isinstance(caller, Denied):
             self._auth.on_turned_away("a2a", caller.status)
             _send_nonce(context, caller)

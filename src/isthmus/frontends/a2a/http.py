@@ -21,7 +21,7 @@ from isthmus.frontends.a2a.planning import REQUEST_SET
 from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_settled, is_terminal, number_in, until_settled
-from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, shown, task_bytes
+from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, task_bytes, whole_task
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
 from isthmus.frontends.http.nodes import ALONE, Nodes
 from isthmus.frontends.http.request_cycle import (
@@ -115,7 +115,7 @@ HELD_OPERATIONS = (
     ListPushConfigs,
     DeletePushConfig,
 )
-"""Operations on a task that only the node that runs it can do, or does better: others learn of its events later."""
+"""Operations that are forwarded to the node that runs the task: other nodes cannot do them, or see its events later."""
 
 OtherOperation: TypeAlias = GetTask | ListTasks | CancelTask | SubscribeToTask | GetExtendedCard | PushOperation
 
@@ -131,7 +131,7 @@ class A2aHttp:
         self._cards = cards
         self._streams: set[TaskStream] = set()
         self._callers: Container[Caller] | None = None
-        """The callers whose streams stay open; None for all."""
+        """Callers whose streams may stay open; None for all."""
         self._is_draining = False
 
     def is_at(self, path: str) -> bool:
@@ -155,7 +155,7 @@ class A2aHttp:
             self._refuse_caller(peer, path, admitted)
         elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-            await self._cards.show(peer, path, query, fields, admitted)
+            await self._cards.send(peer, path, query, fields, admitted)
         elif scope["method"] in ("GET", "HEAD") and path == KEYS_PATH:
             peer.answer(200, JSON + FRESH, await self.service.pushing.key_set())
         elif path in CARD_PATHS or path == KEYS_PATH:
@@ -189,9 +189,9 @@ class A2aHttp:
         return self.is_at(path) and not path.startswith(SETS_PATH)
 
     def _is_set_visible(self, name: str, admitted: Caller | Denied) -> bool:
-        """Whether a set exists, as far as this caller may know.
+        """Whether a set exists for this caller.
 
-        Without a key all names look alike: each has a card without tools.
+        Without a key, every name has a card without tools, so that names of sets do not leak.
         """
         if isinstance(admitted, Denied):
             return legal_server_name(name) == name
@@ -225,7 +225,7 @@ class A2aHttp:
         return [stream.caller for stream in self._streams]
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the streams of all other callers, and those that they are about to begin."""
+        """End the streams of all other callers, also streams that are just beginning."""
         self._callers = callers
         for stream in tuple(self._streams):
             if stream.caller not in callers:
@@ -272,7 +272,7 @@ def is_json(fields: Fields) -> bool:
 
 
 def last_word(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
-    """Which state of a task ends a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
+    """The task states that end a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
     return is_terminal if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
 
@@ -290,7 +290,10 @@ class A2aRequest:
         """The state of a 0.1 task in the response: the next message of the caller refers to it."""
 
     async def _do(self, dialect: Dialect, operation: Operation) -> Answered | LiveTask:
-        """Run an operation; the task of a streaming one is returned as it is. A failure of the journal is a problem."""
+        """Run an operation.
+
+        A streaming operation returns its task; a failure of the journal becomes a problem response.
+        """
         try:
             if isinstance(operation, SendMessage):
                 return await self._send(dialect, operation)
@@ -434,11 +437,11 @@ class A2aRequest:
 
 
 def _write_sent(dialect: Dialect, record: TaskRecord, history_length: int | None) -> Payload:
-    return dialect.write_sent(shown(record), history_length)
+    return dialect.write_sent(whole_task(record), history_length)
 
 
 def _write_shown(write: Callable[[Task], Payload], record: TaskRecord) -> Payload:
-    return write(shown(record))
+    return write(whole_task(record))
 
 
 class _A2aHttpRequest(A2aRequest):
@@ -485,13 +488,13 @@ class _A2aRpcRequest(_A2aHttpRequest):
         version = version_of(_text(self._fields.get(VERSION_FIELD)), named_version)
         if isinstance(request, Notification):
             return self._refuse_notification(request, version)
-        recognised = recognize_dialect(request.method, request.params, version)
-        if isinstance(recognised, A2aProblem):
-            return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognised)
-        if isinstance(recognised, AmbiguousDialect):
-            recognised = recognised.settle(await self._recorded(recognised.task))
-        dialect = DIALECTS[recognised]
-        self._is_0_1 = recognised == "0.1"
+        recognized = recognize_dialect(request.method, request.params, version)
+        if isinstance(recognized, A2aProblem):
+            return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognized)
+        if isinstance(recognized, AmbiguousDialect):
+            recognized = recognized.resolve(await self._recorded(recognized.task))
+        dialect = DIALECTS[recognized]
+        self._is_0_1 = recognized == "0.1"
         reading = partial(dialect.read, request.method, request.params)
         operation = await offload(len(body), reading, over=DECODED_BYTES, owner=self._caller) if is_long else reading()
         if await self._forwarded(operation, body):
@@ -506,7 +509,7 @@ class _A2aRpcRequest(_A2aHttpRequest):
     def _refuse_notification(self, note: Notification, version: str | None) -> None:
         """Refuse a request without an id, or report another error in it."""
         found = recognize_dialect(note.method, note.params, version)
-        name = found.settle(None) if isinstance(found, AmbiguousDialect) else found
+        name = found.resolve(None) if isinstance(found, AmbiguousDialect) else found
         dialect = DIALECTS[error_dialect(note.method) if isinstance(name, A2aProblem) else name]
         read = name if isinstance(name, A2aProblem) else dialect.read(note.method, note.params)
         if not isinstance(read, A2aProblem):

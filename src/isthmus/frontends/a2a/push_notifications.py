@@ -20,7 +20,7 @@ from isthmus.core.tasks.push_delivery import host_of
 from isthmus.core.tasks.push_outbox import PushRequest
 from isthmus.core.tasks.record import PushRecipient, TaskRecord, owner_of
 from isthmus.frontends.a2a.task_stream import is_settled
-from isthmus.frontends.a2a.task_view import artifacts_of, brief_of, shown
+from isthmus.frontends.a2a.task_view import artifacts_of, brief_of, whole_task
 from isthmus.model.callers import Caller
 from isthmus.model.fault_table import Fault, TaskElsewhere
 from isthmus.model.tasks import TaskArtifactUpdate, TaskStatusUpdate, Update
@@ -242,7 +242,7 @@ def flaw_in(target: PushConfig) -> str | None:
     if len(target.url) > URL_LENGTH_MAX:
         return f"the url is longer than {URL_LENGTH_MAX} characters"
     if target.scheme is not None and not _SCHEME.fullmatch(target.scheme):
-        return "the authentication scheme is not the name of one"
+        return "the authentication scheme is not a valid name"
     for name, secret in (("token", target.token), ("credentials", target.credentials)):
         if secret is not None and len(secret) > SECRET_LENGTH_MAX:
             return f"the {name} is longer than {SECRET_LENGTH_MAX} characters"
@@ -273,7 +273,7 @@ def write_letters(recipient: PushRecipient, record: TaskRecord, mark: str) -> Se
         # Earlier generations do not specify the body; their reference implementations send the whole task.
         kind = "application/json"
         dialect = next((DIALECTS[name] for name in DIALECTS if name == recipient.form), DIALECTS["0.3"])
-        bodies = [bytes(dialect.write_task(shown(record), None))]
+        bodies = [bytes(dialect.write_task(whole_task(record), None))]
     updated = datetime.fromtimestamp(record.updated, UTC).isoformat(timespec="milliseconds")
     headers = (_headers(recipient, kind, f"{mark}-{at}", updated) for at in range(len(bodies)))
     return [PushRequest(recipient.url, *each) for each in zip(headers, bodies, strict=True)]
@@ -281,7 +281,7 @@ def write_letters(recipient: PushRecipient, record: TaskRecord, mark: str) -> Se
 
 def updates_of(record: TaskRecord) -> list[Update]:
     """A new task as a whole; otherwise its artifacts and its status."""
-    task = shown(record)
+    task = whole_task(record)
     if record.version == 1:
         return [task]
     made = [

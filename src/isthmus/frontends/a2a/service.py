@@ -61,7 +61,7 @@ from isthmus.frontends.a2a.caller_messages import (
 from isthmus.frontends.a2a.planning import CallerView, MakeScriptTask, TaskPlan, Words, plan
 from isthmus.frontends.a2a.push_notifications import PushNotifications, fault_problem
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.a2a.task_view import question_of, record_bytes, shown
+from isthmus.frontends.a2a.task_view import question_of, record_bytes, whole_task
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.fault_table import NotWritten, TaskElsewhere
@@ -330,7 +330,7 @@ class A2aService:
         made = self._plan(caller, said.message, context, read.instruction)
         if self.hub.settling and not made.is_sure:
             until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
-            await self.hub.settle(EVERYTHING, until=until)
+            await self.hub.wait_connected(EVERYTHING, until=until)
             made = self._plan(caller, said.message, context, read.instruction)
         if read.size > LONG_BYTES:
             await pause_after(read.size)
@@ -528,7 +528,7 @@ class A2aService:
         except ValueError:
             return A2aProblem("invalid_params", "pageToken is invalid: use the nextPageToken of a result")
         tasks = [
-            await offload(record_bytes(record), partial(shown, record))
+            await offload(record_bytes(record), partial(whole_task, record))
             for document in page.documents
             if (record := self._engine.current_record(document)) is not None
         ]

@@ -25,7 +25,7 @@ from isthmus.frontends.a2a.task_view import (
     artifacts_of,
     brief_of,
     reported,
-    shown,
+    whole_task,
     without_questions,
 )
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer
@@ -349,7 +349,7 @@ class _TaskView:
 
     def __init__(self, record: TaskRecord) -> None:
         self.record = record
-        self.task = shown(record)
+        self.task = whole_task(record)
 
 
 _made: WeakValueDictionary[int, _TaskView] = WeakValueDictionary()

@@ -341,7 +341,7 @@ def brief_of(record: TaskRecord) -> StoredInstruction:
     return _decode_stored_instruction(record.brief) if record.brief else StoredInstruction()
 
 
-def shown(record: TaskRecord) -> Task:
+def whole_task(record: TaskRecord) -> Task:
     """The whole task. In AgentVault's dialect the result is a message, in all others an artifact."""
     brief = brief_of(record)
     artifacts = artifacts_of(record, brief)

@@ -167,7 +167,7 @@ class ConsoleHttp:
             key = ""
         if not key or len(key) > KEY_LENGTH_MAX or not key.isascii() or not key.isprintable():
             return respond(peer, 400, 'Send a JSON object with the "key" of a caller')
-        caller = self._auth.know({b"authorization": b"Bearer " + key.encode()}, "rest")
+        caller = self._auth.identify({b"authorization": b"Bearer " + key.encode()}, "rest")
         if isinstance(caller, Denied):
             text = caller.message if caller.status != 401 else "This key is not valid, or it has expired."
             return respond(peer, caller.status, text, [line for line in caller.headers if line[0] == b"retry-after"])

@@ -149,7 +149,7 @@ class Authenticator:
     """Authenticates every request before a frontend reads it."""
 
     refuse: Refuse = staticmethod(lambda _fields, _frontend: PLAIN_DENIAL)
-    """Replaced to say where to get a token, and what is wrong with the one that was sent."""
+    """Replaced to say where to get a token, and what is wrong with the token that was sent."""
 
     on_turned_away: Callable[[str, int], None] = staticmethod(lambda _frontend, _status: None)
     """Called by the frontends for each denied request with the frontend and the status; replaced by the metrics."""
@@ -185,7 +185,7 @@ class Authenticator:
                 if request["method"] not in SAFE_METHODS and not has_csrf_token(session, fields):
                     return Denied(403, "A request of a signed-in page needs the session's X-Csrf-Token.")
                 fields = {**fields, b"authorization": session.authorization}
-        return self.know(fields, frontend, request)
+        return self.identify(fields, frontend, request)
 
     def caller_of(self, fields: Fields, request: Request) -> Caller | None:
         """The caller of a request, for counting; a wrong credential does not count as an attempt here."""
@@ -210,7 +210,7 @@ class Authenticator:
             return None
         return preflight_lines(fields)
 
-    def know(self, fields: Fields, frontend: FrontendName, request: Request | None = None) -> Caller | Denied:
+    def identify(self, fields: Fields, frontend: FrontendName, request: Request | None = None) -> Caller | Denied:
         """The same by the credential alone, for transports that browsers cannot use (no Host or Origin)."""
         known = self._identify(fields)
         if known is None and request is not None and self.prove is not None:

@@ -396,7 +396,7 @@ class HttpServerConnection(HttpToolsProtocol):
         socket = AcceptedSocket(
             client=self.client and self.client[0],
             write_batch=self.server_state.write_batch,
-            share=self.server_state.shares.of(agreed.opening.group),
+            share=self.server_state.shares.share_of(agreed.opening.group),
             limit_bytes=agreed.opening.limit_bytes,
             chosen=agreed.chosen,
             ping_seconds=agreed.opening.ping_seconds,

@@ -1,7 +1,7 @@
-"""What frontends know of a cluster: ids name the node that made them, and a request with such an id belongs there.
+"""What frontends know of a cluster: an id names the node that created it, and a request with that id belongs there.
 
-Most ids are in a request's head, where `app.forwarding` finds them before a frontend sees the request. Frontends ask
-about those that only the body has.
+Most ids are in a request's head, where `app.forwarding` finds them before a frontend sees the request. Frontends
+forward requests whose id is only in the body.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Nodes(Protocol):
         """The same for the node that holds a task (`Document.holder`)."""
 
     def forward_conversation(self, id: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
-        """The same for the node whose servers know this conversation: the one that made its id, if it is there.
+        """The same for the node whose servers know this conversation: the node that made its id, if it is alive.
 
         Otherwise all nodes choose the same one.
         """
 
     def forward_caller(self, caller: Caller, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
-        """The same for the node that all nodes choose for a caller: there it has its processes outside of sessions."""
+        """The same for the node with this caller's processes outside of sessions; all nodes choose the same one."""
 
 
 class NoNodes:

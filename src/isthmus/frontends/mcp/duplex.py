@@ -303,7 +303,7 @@ class DuplexSession:
     async def _call_when_settled(self, request: Request, size: int) -> None:
         """Start a call after giving starting servers their time, unless the caller cancels it meanwhile."""
         id = bytes(request.id)
-        await self._hub.settle(
+        await self._hub.wait_connected(
             self._surface, until=partial(self._methods.is_known, request, self._caller, self._surface)
         )
         if id in self._waiting:
@@ -471,7 +471,7 @@ class _DuplexExchange(McpExchange):
     def _late_send(self) -> Callable[[bytes], None]:
         return self._duplex.send_report
 
-    def found(self, names: Sequence[str]) -> None:
+    def tools_found(self, names: Sequence[str]) -> None:
         """See `FindingExchange`; a modern caller has no session."""
         if self._era == "legacy":
             self._duplex.found.add(names)

@@ -229,7 +229,7 @@ class McpExchange(ABC):
         """See `core.ports.RetractingExchange`."""
         return None if self._client_input is None else self._client_input.outlive(reply, self._late_send())
 
-    def done(self, id: msgspec.Raw) -> None:
+    def elicitation_completed(self, id: msgspec.Raw) -> None:
         """See `core.ports.ElicitationExchange`. The modern era has no such notification."""
         if self._era == "legacy":
             self.send(_elicitation_complete(id))

@@ -215,7 +215,7 @@ class McpHttpExchange(McpExchange):
     def _late_send(self) -> Callable[[bytes], None] | None:
         return None if self.session is None else self.session.send_report
 
-    def found(self, names: Sequence[str]) -> None:
+    def tools_found(self, names: Sequence[str]) -> None:
         """See `FindingExchange`; only a session has a list that can grow."""
         if self.session is not None:
             self.session.found.add(names)
@@ -542,7 +542,7 @@ class McpHttpRequest:
         if not (elements := await offload(len(body), partial(jsonrpc.elements, body, BATCH_MAX), owner=self._caller)):
             text = f"A batch has 1 to {BATCH_MAX} messages"
             return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
-        await self._hub.settle(self._surface)
+        await self._hub.wait_connected(self._surface)
         over: asyncio.Future[None] = self._frontend.loop.create_future()
         reply = BatchReply(self._peer, partial(set_over, over))
         for element in elements:
@@ -671,7 +671,7 @@ class McpHttpRequest:
         if self._is_modern(request):  # in the legacy era a broken connection does not cancel
             self._peer.on_disconnect(partial(waiting.discard, key))
         is_known = partial(self._methods.is_known, request, self._caller, self._surface)
-        await self._hub.settle(self._surface, until=is_known)
+        await self._hub.wait_connected(self._surface, until=is_known)
         if key not in waiting:
             return self._reply(cancelled_reply(request.id), 200)
         waiting.discard(key)

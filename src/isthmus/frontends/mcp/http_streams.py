@@ -300,7 +300,7 @@ class StreamLog:
         self.is_delivered = self._peer is not None
         self._owner = None
         self._close_connection(chunk)
-        self._store.ended(self)
+        self._store.stream_ended(self)
 
 
 class StreamStore:
@@ -330,7 +330,7 @@ class StreamStore:
             return None
         return log, int(number)
 
-    def ended(self, log: StreamLog) -> None:
+    def stream_ended(self, log: StreamLog) -> None:
         """Keep an ended log for a while, within the limit of bytes."""
         if log.name not in self._logs:  # its session has ended
             return

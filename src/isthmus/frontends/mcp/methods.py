@@ -89,7 +89,7 @@ INITIALIZE_SECONDS = 2.0
 """How long `initialize` waits for starting servers; most local ones are ready by then."""
 
 KEPT_RESULTS: frozenset[Ability] = frozenset({"resources"})
-"""What clients need to read the whole of results that were cut."""
+"""The capability that clients need to read results that were cut."""
 
 LISTS: frozenset[Ability] = frozenset({"tools", "prompts", "resources"})
 
@@ -103,7 +103,7 @@ QUERY_SECONDS = 2.0
 """How long a server may take to return a task's state; after that its last known state is listed."""
 
 KNOWN_SCHEMAS_MAX = 20_000
-"""Tool schemas whose header parameters are remembered, more than a hub has tools."""
+"""Tool schemas whose header parameters are cached, more than a hub has tools."""
 
 NAMED: Mapping[str, Kind] = {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
 """Methods that name a feature, with its kind."""
@@ -417,9 +417,9 @@ def list_passes(
 ) -> jsonrpc.Passes[bytes | None]:
     """Render a page of a list: the first, or the one after the entry of this name; None if no entry has it.
 
-    The name is the cursor, so that every node of a cluster continues a list, and one that has changed meanwhile goes on
-    where the caller was. Pages are kept with the view, but only those that callers reach from the first one: a caller
-    could name any entry, and each would be the start of another page.
+    The name is the cursor, so that every node of a cluster continues a list, and a list that has changed meanwhile
+    continues where the caller was. Pages are cached with the view, but only pages that follow from the first one: each
+    entry that a caller names could be the start of another page.
     """
     has_tasks = hub_tasks is not None and shape is TOOLS
     key = f"{era} {shape.method} with tasks" if has_tasks else f"{era} {shape.method}"
@@ -538,7 +538,7 @@ class LegacyTaskList:
         """The caller's tasks of these servers at this node, by number. The states of running ones are queried."""
         found = [
             task
-            for task in self._hub.tasks.of(self._caller, self._session)
+            for task in self._hub.tasks.tasks_for(self._caller, self._session)
             if task.number > after
             and task.server in servers
             and tasks.is_listed(task.session, self._caller, self._session)
@@ -576,7 +576,7 @@ class LegacyTaskList:
                 inflight.cancel("the list does not wait for it")
         gone = {query.task for query in queries if query.is_gone}
         for task in gone:
-            if task.session in ("", self._session):  # else the process of another session may have it
+            if task.session in ("", self._session):  # otherwise the process of another session may have it
                 self._hub.tasks.forget(task)
         return gone
 

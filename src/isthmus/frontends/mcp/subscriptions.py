@@ -1,6 +1,6 @@
 """What a caller is notified of outside its calls: changed lists, updated resources, log level, and tasks.
 
-A session holds a `CallerSubscriptions` and a `TaskStatusNotifier` for a legacy caller. A modern caller's
+A session has a `CallerSubscriptions` and a `TaskStatusNotifier` for a legacy caller. A modern caller's
 `subscriptions/listen` is a `ListenSubscription`. Each of them is closed with the session or stream that holds it.
 """
 
@@ -115,14 +115,17 @@ class McpClient(msgspec.Struct, frozen=True):
     found: FoundTools | None = None
     """What its session has found, if it has one."""
     is_hub: bool = False
-    """It is another hub, which lists for clients with any capabilities."""
+    """It is another hub, which reads lists for clients with any capabilities."""
 
     def view(self) -> View:
         """What it sees now."""
         return self.with_found(self.hub.snapshot.view(self.caller.grants, self.surface, self.client_caps))
 
     def digests(self, topics: Iterable[Topic]) -> dict[Topic, bytes]:
-        """What changes exactly when a list does that it has asked for: another hub may have asked for several."""
+        """Digests that change exactly when the lists of this client change.
+
+        Another hub may have lists for several capabilities.
+        """
         view = self.view()
         if not self.is_hub:
             return {topic: view.digest_of(topic) for topic in topics}
@@ -179,7 +182,7 @@ class ListChangeFeed:
     def _compare(self) -> None:
         """Notify of each changed list, unless it was notified a moment ago: then compare again later."""
         digests = self._client.digests(self._seen)
-        # One that changed back counts: the caller may have listed it meanwhile.
+        # A list that has changed back counts too: the caller may have read it meanwhile.
         changed = [topic for topic, digest in self._seen.items() if topic in self._withheld or digests[topic] != digest]
         if not changed:
             return

@@ -169,7 +169,7 @@ def status_notification(task: ServerTask, caller: Caller) -> bytes:
 
 def public_state(task: ServerTask, caller: Caller) -> Payload:
     """The state of a task, with the id that the caller uses."""
-    if task.is_kept:
+    if task.has_caller_id:
         return render(task.state.members)
     return rename_ids(render(task.state.members), partial(public_id, caller, task.server))
 
@@ -178,7 +178,7 @@ def is_visible(task: ServerTask, view: View, surface: Surface) -> bool:
     """Whether a legacy caller can use its task on this surface."""
     if surface.server not in (None, task.server):
         return False
-    return task.server in view.servers if task.is_kept else "tasks" in view.servers.get(task.server, ())
+    return task.server in view.servers if task.has_caller_id else "tasks" in view.servers.get(task.server, ())
 
 
 def is_listed(session: str, caller: Caller, here: str) -> bool:

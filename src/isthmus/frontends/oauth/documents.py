@@ -23,7 +23,7 @@ _PLACES = re.compile(r"|/mcp|/sse|/a2a|/v1|/mcp/[A-Za-z0-9_-]{1,50}")
 
 _HAS_PORT = re.compile(r":[0-9]+$")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_ANYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to recognise them
+_ANYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to recognize them
 
 
 class TrustedIssuer(Struct, frozen=True):

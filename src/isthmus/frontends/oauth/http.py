@@ -1,4 +1,4 @@
-"""OAuth over HTTP: `/oauth/token`, and the documents under `/.well-known/` by which clients find it, and the issuers.
+"""OAuth over HTTP: `/oauth/token`, and the documents under `/.well-known/` by which clients find it and the issuers.
 
 A token request is authenticated by the caller's name and key; the documents are public. If the hub needs no keys,
 all these paths return 404, because clients that find the documents try to log in.
@@ -49,7 +49,7 @@ Code: TypeAlias = Literal[
 
 
 Credentials: TypeAlias = tuple[tuple[str | None, str], ...]
-"""A name, if one was given, and a key."""
+"""A client's name, if it was given, and a key."""
 
 
 class TokenError(Struct, frozen=True):
@@ -163,7 +163,7 @@ class TokenIssuer(Protocol):
     def token_for(self, name: str | None, key: str) -> str | None:
         """A token for the caller with this key; None if there is no such caller or `name` is another's."""
 
-    def gives_tokens(self) -> bool:
+    def issues_tokens(self) -> bool:
         """Whether any caller has a key."""
 
 
@@ -196,7 +196,7 @@ class OauthHttp:
         base = self._address(fields)
         path: str = scope["path"]
         document: dict[str, Any] | None = None
-        gives = base is not None and self._giver.gives_tokens()
+        gives = base is not None and self._giver.issues_tokens()
         if base is not None and path == SERVER_PATH:
             document = server_document(base) if gives else None
         elif base is not None and (place := place_in(path)) is not None:

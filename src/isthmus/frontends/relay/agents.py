@@ -172,7 +172,7 @@ class RelayAgent:
         patience, agent, server_id = self._patience, self.key, arrival.label if arrival.is_named else None
 
         def on_end(ended: asyncio.Future[None]) -> None:
-            patience.ended(ended, agent, server_id, is_here=not ended.cancelled())
+            patience.arrival_ended(ended, agent, server_id, is_here=not ended.cancelled())
 
         arrival.ended.add_done_callback(on_end)
 

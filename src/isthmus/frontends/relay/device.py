@@ -135,7 +135,7 @@ TOOLS_CHANGED_MESSAGE = jsonrpc.notification(TOOLS_CHANGED)
 
 
 class DeviceSocket(Protocol):
-    """The part of `transport.websocket.AcceptedSocket` that a device's connection uses."""
+    """The part of `transport.accepted_socket.AcceptedSocket` that a device's connection uses."""
 
     client: str | None
     on_binary: Callable[[bytes], None] | None
@@ -251,7 +251,7 @@ class DeviceConnection:
 
     # -- closing ---------------------------------------------------------------------------------------------------
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """The device has disconnected."""
         self._end()
 

@@ -122,7 +122,7 @@ class _IgnoreMessages:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         pass
 
 
@@ -369,7 +369,7 @@ class RelayHttp:
         if not self._hub.settling:
             return None
         if self._settled is None or self._settled.done():
-            self._settled = self._background.spawn("relay waits for servers", self._hub.settle(EVERYTHING))
+            self._settled = self._background.spawn("relay waits for servers", self._hub.wait_connected(EVERYTHING))
         return self._settled
 
 

@@ -18,7 +18,7 @@ SILENT_MAX = 1024
 
 
 class ArrivalPatience:
-    """Since when devices wait for each connecting server. All devices share it, so that a silent server delays once."""
+    """When devices began to wait for each server. All devices share it, so that a silent server delays once."""
 
     __slots__ = ("_doubted", "_loop", "_silent", "_since", "_unnamed")
 
@@ -60,16 +60,16 @@ class ArrivalPatience:
                 del self._unnamed[agent]
         return is_doubted
 
-    def ended(self, arrival: asyncio.Future[None], agent: str, server_id: str | None, *, is_here: bool) -> None:
+    def arrival_ended(self, arrival: asyncio.Future[None], agent: str, server_id: str | None, *, is_here: bool) -> None:
         """A server was listed or has disconnected. Remember it if devices waited for it without success."""
         since, name = self._since.get(arrival), (agent, server_id or "")
-        was_vain = since is not None and self._loop.time() - since >= ARRIVAL_SECONDS
+        timed_out = since is not None and self._loop.time() - since >= ARRIVAL_SECONDS
         if is_here:
             self._silent.pop(name, None)
         elif server_id is None:
-            if (was_vain or self._doubted.get(arrival)) and self._unnamed.total() < SILENT_MAX:
+            if (timed_out or self._doubted.get(arrival)) and self._unnamed.total() < SILENT_MAX:
                 self._unnamed[agent] += 1
-        elif since is not None and was_vain:
+        elif since is not None and timed_out:
             if name not in self._silent and len(self._silent) >= SILENT_MAX:
                 del self._silent[next(iter(self._silent))]
             self._silent[name] = since

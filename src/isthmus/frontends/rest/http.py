@@ -906,7 +906,7 @@ class RestRequest:
             return
         left = asyncio.Event()
         self._peer.on_disconnect(left.set)
-        await self._hub.settle(EVERYTHING, until=self._is_known)
+        await self._hub.wait_connected(EVERYTHING, until=self._is_known)
         if left.is_set():
             return
         finished: asyncio.Future[None] = self._frontend.loop.create_future()

@@ -155,7 +155,7 @@ def choose_endpoint(card: AgentCard, home: HttpOrigin, allowed: Iterable[str], m
     for interface in card.interfaces:
         binding = _binding(interface, max_depth)
         if binding is None:
-            refusals.append(f"{interface.binding[:40]} {interface.version[:20]} is not spoken")
+            refusals.append(f"{interface.binding[:40]} {interface.version[:20]} is not supported")
             continue
         try:
             origin, target = parse_url(interface.url)
@@ -167,7 +167,7 @@ def choose_endpoint(card: AgentCard, home: HttpOrigin, allowed: Iterable[str], m
             return AgentEndpoint(origin, path, query, binding)
         advice = "if it is to be trusted with the same headers, add it to origins"
         refusals.append(f"{origin} is not where its card is; {advice}")
-    return "its card names no place that can be spoken to: " + "; ".join(dict.fromkeys(refusals))
+    return "its card names no interface that the hub can use: " + "; ".join(dict.fromkeys(refusals))
 
 
 def _binding(interface: AgentInterface, max_depth: int) -> ClientBinding | None:

@@ -174,11 +174,13 @@ class AgentLink(BaseLink):
             raise ConnectFailed(contact)
         shown = card
         unknown = [each.uri for each in card.extensions if each.is_required and each.uri not in KNOWN]
-        self._notes = tuple(f"it requires the extension {uri[:200]!r}, which is not known here" for uri in unknown)
+        self._notes = tuple(
+            f"it requires the extension {uri[:200]!r}, which the hub does not support" for uri in unknown
+        )
         if card.has_extended and self._headers:
             more = await self._fetch_extended(contact, within)
             if isinstance(more, str):
-                self._notes = (*self._notes, f"it does not give the card that it promises: {more}")
+                self._notes = (*self._notes, f"it does not return the extended card that it announces: {more}")
             else:
                 other = choose_endpoint(more, self._home, self._origins, self.limits.depth)
                 shown, contact = more, contact if isinstance(other, str) else other
@@ -273,7 +275,7 @@ class AgentLink(BaseLink):
         if message.task:
             own = self.task_ids.own(call.caller, self.server, message.task)
             if own is None:
-                advice = "is no task that you were given here; leave it out to begin a new one"
+                advice = "is not a task of yours here; leave it out to begin a new one"
                 inflight.finish(BadArguments(call.name, f"task_id {message.task[:100]!r} {advice}"))
                 return
             message = replace(message, task=own)
@@ -308,7 +310,7 @@ class AgentLink(BaseLink):
         headers = {**(more or {}), **self._headers, **own}
         return request_head(outgoing.verb, contact.target(outgoing.path), contact.origin, headers), outgoing.body
 
-    def over(self, remote_task: RemoteTask) -> None:
+    def remote_task_ended(self, remote_task: RemoteTask) -> None:
         """See `RemoteTaskLink`."""
         self._remote_tasks.discard(remote_task)
 

@@ -124,7 +124,7 @@ EVENTS_MAX = 100_000
 LINGER_SECONDS = 1.0
 """How long an agent may keep a stream open after its last event before the hub closes the connection."""
 
-_ADVICE = {**ADVICE, 405: "; check that its card names the right place"}
+_ADVICE = {**ADVICE, 405: "; check the address in its card"}
 
 
 class RemoteTaskLink(Protocol):
@@ -160,7 +160,7 @@ class RemoteTaskLink(Protocol):
     def cancel_task(self, task: str) -> None:
         """Cancel a task; the response is ignored."""
 
-    def over(self, remote_task: RemoteTask) -> None:
+    def remote_task_ended(self, remote_task: RemoteTask) -> None:
         """A remote task has ended."""
 
 
@@ -269,7 +269,7 @@ class HttpExchange:
             self._read_whole(b"".join(self._chunks))
         else:
             self._is_done = True
-            self._owner.ended()
+            self._owner.stream_ended()
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection was lost before the body was complete."""
@@ -459,12 +459,12 @@ class RemoteTask:
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def ended(self) -> None:
+    def stream_ended(self) -> None:
         """The stream ended before the task."""
         if self._is_given_up:
             self._stop()
         elif not self._is_known:
-            self._finish(BadReply(self._link.server, "its stream ended before it said anything"))
+            self._finish(BadReply(self._link.server, "its stream ended before its first event"))
         else:
             self._has_gap = True
             self._poll_later()
@@ -536,7 +536,7 @@ class RemoteTask:
         elif isinstance(fault, Lost | NotConnected):
             self._finish(Lost(self._link.server, fault.why, executed="unknown"))
         else:
-            self._finish(BadReply(self._link.server, f"it does not tell how its task stands: {fault.message}"))
+            self._finish(BadReply(self._link.server, f"it does not return the state of its task: {fault.message}"))
 
     def _reject(self, detail: str) -> None:
         """End the call because of an unusable update."""
@@ -568,7 +568,7 @@ class RemoteTask:
             self._inflight.rounds += 1
             if self._inflight.rounds > ROUNDS_MAX:
                 self._link.cancel_task(self._task)
-                self._finish(Unanswered(self._link.server, f"it went on asking after {ROUNDS_MAX} rounds"))
+                self._finish(Unanswered(self._link.server, f"it still asked after {ROUNDS_MAX} rounds"))
             else:
                 ask_caller(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
         elif self._message.takes_text:
@@ -642,7 +642,7 @@ class RemoteTask:
         if self._exchange is not None:
             self._exchange.abandon()
             self._exchange = None
-        self._link.over(self)
+        self._link.remote_task_ended(self)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -654,7 +654,7 @@ class RemoteTask:
         if self._exchange is not None:
             self._exchange.leave()
             self._exchange = None
-        self._link.over(self)
+        self._link.remote_task_ended(self)
         # The call and this object refer to each other; without the cycle both are freed at once.
         self._inflight.carriage = None
         if isinstance(outcome, Result):
@@ -664,9 +664,9 @@ class RemoteTask:
 
 
 _NO_REASON = {
-    "failed": "The agent failed, and does not say why.",
-    "rejected": "The agent rejected the task, and does not say why.",
-    "canceled": "The agent gave the task up by itself.",
+    "failed": "The agent failed and gave no reason.",
+    "rejected": "The agent rejected the task and gave no reason.",
+    "canceled": "The agent cancelled the task.",
 }
 
 
@@ -697,7 +697,7 @@ class CancelRequest:
         """The agent responded."""
         self.end()
 
-    def ended(self) -> None:
+    def stream_ended(self) -> None:
         """The response is over."""
         self.end()
 

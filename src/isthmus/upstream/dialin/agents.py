@@ -92,7 +92,7 @@ class AgentServer:
 
     def shorten(self, room: int) -> None:
         """Keep only this many tools."""
-        self.reconnector.relisted(self._cut(self.reconnector.listing, room))
+        self.reconnector.replace_list(self._cut(self.reconnector.listing, room))
 
     def _cut(self, listing: Listing, room: int) -> Listing:
         kept = cut(listing, room, self.agent.max_tools, self.offered)
@@ -112,7 +112,7 @@ class AgentServer:
         own = {tool.name for tool in self.reconnector.listing.tools}
         return len(own & tools) / (len(own | tools) or 1)
 
-    def take(self, link: DialInLink) -> None:
+    def use_link(self, link: DialInLink) -> None:
         """Use an initialized and listed link for this server."""
         link.trim = self.trim
         link.listing = self.trim(link.listing)
@@ -120,9 +120,9 @@ class AgentServer:
             self.title = f"{link.server_info.title or link.server_info.name} {link.server_info.version}".strip()
         self.welcome = link.welcome
         self.is_elsewhere = link.announced is not None
-        self.reconnector.take(link)
+        self.reconnector.use_link(link)
 
-    def shown(self) -> DialledServer:
+    def status(self) -> DialledServer:
         """Its state for people."""
         reconnector, link = self.reconnector, self.reconnector.link
         return DialledServer(
@@ -292,7 +292,7 @@ class DialInAgent:
         """List trimmed servers again: there may be room for their tools."""
         for agent_server in self._list:
             if agent_server.is_trimmed and agent_server is not beside:
-                agent_server.reconnector.look()
+                agent_server.reconnector.relist_soon()
 
     # -- connecting servers ----------------------------------------------------------------------------------------
 
@@ -314,8 +314,8 @@ class DialInAgent:
         arrival = ConnectingServer(label, is_named, asyncio.get_running_loop().create_future())
         self._elsewhere[where] = arrival, came
 
-    def has_come_elsewhere(self, where: tuple[str, int], *, is_here: bool) -> None:
-        """That server is listed here, too, or has disconnected."""
+    def arrived_at_other_node(self, where: tuple[str, int], *, is_here: bool) -> None:
+        """A server that connected to another node is now listed here too (`is_here`), or has disconnected."""
         arrival, _ = self._elsewhere.pop(where, (None, 0.0))
         if arrival is None:
             return

@@ -174,7 +174,7 @@ class NodeChannel(DialInChannel, Protocol):
     """A channel to a server of another node. That node may be cut off, and nobody says so."""
 
     def is_confirmed(self) -> bool:
-        """Whether that node gave a sign of life a moment ago. If not, `flush` or `silent` of its hearer follows."""
+        """Whether that node sent something a moment ago. If not, `flush` or `silent` of its receiver follows."""
 
 
 class NodeMessageReceiver(MessageReceiver, Protocol):
@@ -193,7 +193,8 @@ class NodeWriter(ChannelWriter):
         super().__init__(frame, channel)
         self._is_confirmed = channel.is_confirmed
         self._is_due = False
-        """It will be flushed at the end of this turn of the loop: also behind requests that wait for a sign of life."""
+        """It will be flushed at the end of this turn of the loop: also behind requests that wait until the node sends
+        something."""
 
     def hold(self, request: ChannelRequest) -> None:
         """See `ChannelWriter`."""
@@ -345,8 +346,8 @@ class DialInLink(BaseLink):
     async def handshake(self, era: Era) -> None:
         """Initialize a legacy session, or a modern one if the server refuses that.
 
-        Some programs behind pipes exit on unknown methods, so only our own client is asked for its era first. Raises as
-        `BaseLink.handshake` does.
+        Some programs behind pipes exit on unknown methods, so `server/discover` is sent first only to our own client.
+        Raises as `BaseLink.handshake` does.
         """
         try:
             await super().handshake(era)
@@ -483,8 +484,8 @@ class DialInLink(BaseLink):
         if id == self._reported_id and not self.lost.done() and self._can_reply():
             self._say(jsonrpc.request(int(id), self.dialect.probe, self.dialect.params()))
 
-    def _take(self, id: Payload | None) -> PendingRequest | None:
-        request = self.requests.take(id)
+    def _match_request(self, id: Payload | None) -> PendingRequest | None:
+        request = self.requests.pop(id)
         if id is not None and self._unread:
             with suppress(ValueError):
                 answered = int(bytes(id))  # the server has read all earlier messages, too
@@ -520,7 +521,7 @@ class DialInLink(BaseLink):
         The link stays: the node may only stand still for a moment, and answers the calls that it has. Calls of a
         server with `grace` go on waiting.
         """
-        why = f"{self.client} gives no sign of life"
+        why = f"{self.client} does not respond"
         for request in tuple(self.requests.pending.values()):
             waiter = request.waiter
             if not isinstance(waiter, CallWaiter) or not isinstance(request, ChannelRequest):

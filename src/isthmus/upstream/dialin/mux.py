@@ -151,7 +151,7 @@ class MuxHost:
         if numbers and numbers[0] in self._receivers:
             self._receivers[numbers[0]] = self._receivers.pop(numbers[0])
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         """The socket has ended, and all channels with it."""
         if self._is_done:
             return
@@ -166,7 +166,7 @@ class MuxHost:
         """Close the socket, and every channel with it."""
         if not self._is_done:
             self.socket.close(code, reason)
-            self.ended(f"its connection was closed: {reason}")
+            self.connection_ended(f"its connection was closed: {reason}")
 
     def say(self, frame: bytes) -> None:
         """Write a frame of the mux."""
@@ -205,4 +205,4 @@ class MuxHost:
         if channel is not None:
             channel.is_open = False
         if receiver is not None:
-            receiver.ended(reason)
+            receiver.connection_ended(reason)

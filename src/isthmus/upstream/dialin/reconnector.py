@@ -36,7 +36,7 @@ REFRESH_SECONDS = 600.0
 """The age at which a list is read again: ten times that of other servers, because there are many more of these."""
 
 SPREAD = 0.2
-"""The random share of that by which a refresh is earlier: servers that connect together are not listed together."""
+"""Refresh up to 20 % early, at random, so that servers do not list together."""
 
 REPLACED = "新连接替换"
 """The close reason of the original relay for a connection that another one replaces."""
@@ -47,20 +47,20 @@ _REACH = DialInServerSettings()
 class DialInReconnector(Reconnector):
     """Maintains one server that dials in. It is hidden until it has connected once, or was loaded from the journal."""
 
-    __slots__ = ("_on_stand", "_refresh", "_unwatch", "_work")
+    __slots__ = ("_on_state_change", "_refresh", "_unwatch", "_work")
 
     _is_dial_in = True
 
     absent: ServerState = "away"
 
     def __init__(
-        self, hub: Hub, background: BackgroundTasks, name: ServerName, agent: str, on_stand: Callable[[], None]
+        self, hub: Hub, background: BackgroundTasks, name: ServerName, agent: str, on_state_change: Callable[[], None]
     ) -> None:
-        """`on_stand` is called when the server's state has changed."""
+        """`on_state_change` is called when the server's state has changed."""
         super().__init__(hub, background, ServerQueue(name, hub.limits), ServerSettings(name, _REACH), _nowhere)
         self.is_hidden = True
         self.server_status = msgspec.structs.replace(self.server_status, agent=agent, carrier=DialInLink.carrier)
-        self._on_stand = on_stand
+        self._on_state_change = on_state_change
         self._work: asyncio.Task[None] | None = None
         self._refresh: asyncio.TimerHandle | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -78,14 +78,14 @@ class DialInReconnector(Reconnector):
         """Its last list."""
         return self._listing
 
-    def relisted(self, listing: Listing) -> None:
+    def replace_list(self, listing: Listing) -> None:
         """Replace the list by a shorter one."""
         self._listing = listing
         self._publish_status(**self._offer())
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    def remember(self, listing: Listing, abilities: frozenset[Ability], reason: str) -> None:
+    def list_stored(self, listing: Listing, abilities: frozenset[Ability], reason: str) -> None:
         """Show a stored server that has not connected yet."""
         self._listing = renamed(listing, self.settings.name)
         self.server_queue.explain(reason)
@@ -94,8 +94,8 @@ class DialInReconnector(Reconnector):
         )
         self._show_once()
 
-    def take(self, link: DialInLink) -> None:
-        """Use an initialized and listed link, instead of the current one if there is one.
+    def use_link(self, link: DialInLink) -> None:
+        """Use an initialized and listed link, in place of the current one.
 
         Queued calls use the new link; calls that were sent on the old one end as lost.
         """
@@ -103,7 +103,7 @@ class DialInReconnector(Reconnector):
         self._part_from(before)
         link.rename(self.settings.name)
         link.on_lost = lambda reason: self._give_up(reason, None)
-        link.on_leaving = lambda: self._be_away("its client is ending", is_failure=False)
+        link.on_leaving = lambda: self._mark_away("its client is ending", is_failure=False)
         link.on_changed = self._note_change
         if link.dialect.era == "modern":
             link.on_gap = self._on_gap
@@ -148,8 +148,8 @@ class DialInReconnector(Reconnector):
 
     def _show_once(self) -> None:
         if self.is_hidden:
-            self.show()
-            self._on_stand()
+            self.publish()
+            self._on_state_change()
 
     def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
         """See `core.ports.ListLoader`."""
@@ -163,12 +163,12 @@ class DialInReconnector(Reconnector):
         early = (self._due - loop.time()) * SPREAD * random.random()  # noqa: S311 - spread, not secrecy
         if self._refresh is not None:
             self._refresh.cancel()
-        self._refresh = loop.call_at(self._due - early, self.look)
+        self._refresh = loop.call_at(self._due - early, self.relist_soon)
 
     def _refresh_seconds(self) -> float:
         return REFRESH_SECONDS
 
-    def look(self) -> None:
+    def relist_soon(self) -> None:
         """List the server again soon, because a change may not have been announced."""
         self._schedule.doubt(TOPICS)
         self._lists_by_capability.refresh()
@@ -179,7 +179,7 @@ class DialInReconnector(Reconnector):
         link = self.link
         if link is not None and self._work is None and not self.is_leaving:
             self._work = self._background.spawn(
-                f"lists of {self.settings.name}", self._see_to(link), on_crash=self.crashed
+                f"lists of {self.settings.name}", self._process_pending(link), on_crash=self.crashed
             )
 
     def crashed(self, error: BaseException) -> None:
@@ -187,7 +187,7 @@ class DialInReconnector(Reconnector):
         if self.link is not None:
             self.link.end(FAILED, "the hub failed", f"a defect in the hub: {error}")
 
-    async def _see_to(self, link: DialInLink) -> None:
+    async def _process_pending(self, link: DialInLink) -> None:
         loop = asyncio.get_running_loop()
         try:
             while not link.lost.done():
@@ -209,9 +209,9 @@ class DialInReconnector(Reconnector):
 
     def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
         """The link was lost: calls and lists show the reason."""
-        self._be_away(self.settings.reason(reason), is_failure=True)
+        self._mark_away(self.settings.reason(reason), is_failure=True)
 
-    def _be_away(self, reason: str, *, is_failure: bool) -> None:
+    def _mark_away(self, reason: str, *, is_failure: bool) -> None:
         self._part_from(self.link)
         self._link = None
         log.info("server away", server=self.settings.name, reason=reason)
@@ -236,7 +236,7 @@ class DialInReconnector(Reconnector):
             self._hub.subscriptions.detach(self.settings.name)
             self._hub.close_server_queue(self.settings.name)
         self._lists_by_capability.end()
-        self._on_stand = _ignore
+        self._on_state_change = _ignore
         if self._unwatch is not None:
             self._unwatch()
         self.server_queue.grace = 0.0
@@ -248,7 +248,7 @@ class DialInReconnector(Reconnector):
         before = self.server_status
         super()._publish_status(**changes)
         if self.server_status != before and not self.is_hidden:
-            self._on_stand()
+            self._on_state_change()
 
 
 def _tools_of(listing: Listing) -> set[FeatureName]:

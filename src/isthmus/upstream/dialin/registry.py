@@ -48,7 +48,7 @@ MAKE_ROOM_SECONDS = 60.0
 OLDER_SECONDS = 1.0
 """How long a server waits for others of its agent that connected to other nodes, at most so long before it."""
 
-COMING = "it has not said yet what it offers"
+COMING = "it has not listed its tools yet"
 
 MOVE_SECONDS = 15.0
 """How long calls wait for a server whose node of the cluster shuts down. Clients of the relay try again after a second,
@@ -130,7 +130,7 @@ class DialInRegistry:
 
     def servers(self) -> tuple[DialledServer, ...]:
         """See `frontends.relay.http.DialInPort`."""
-        seated = [agent_server.shown() for agent_server in self._servers.values()]
+        seated = [agent_server.status() for agent_server in self._servers.values()]
         coming = [
             DialledServer(
                 agent.key,
@@ -235,7 +235,7 @@ class DialInRegistry:
         limits = self._hub.limits
         link = DialInLink(name, self._me, limits, channel, claim, self._came, is_muxed=is_muxed, announced=announced)
         link.on_task, link.on_progress = self._hub.tasks.notified, self._hub.tasks.progressed
-        link.on_gone = partial(self._gone, link)
+        link.on_gone = partial(self._link_ended, link)
         if announced is None:
             link.came = self._latest = max(self._now(), self._latest + CLOCK_STEP_SECONDS)
         else:
@@ -275,7 +275,7 @@ class DialInRegistry:
         except Fault as failed:
             _reject(link, FAILED, str(getattr(failed, "why", failed.message)))
         except TimeoutError:
-            _reject(link, FAILED, f"it did not say within {ARRIVE_SECONDS:g} s what it offers")
+            _reject(link, FAILED, f"it did not list its tools within {ARRIVE_SECONDS:g} s")
         finally:
             self._has_come(agent, link)
 
@@ -305,7 +305,9 @@ class DialInRegistry:
                 if is_alive or link.lost.done():
                     alive.add(other)
                 else:
-                    other.end(REFUSED, "it gives no sign of life", "it gave no sign of life, and another came for it")
+                    other.end(
+                        REFUSED, "it does not respond", "it did not respond, and another connection took its place"
+                    )
 
     def _agent_server(self, agent: DialInAgent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
         """Register a link under its server's id.
@@ -336,7 +338,7 @@ class DialInRegistry:
                 first = link.announced.first or link.announced.came
                 agent_server = self._new_agent_server(agent, server_id, first, ServerName(link.announced.name))
         agent_server.is_named = is_named
-        agent_server.take(link)
+        agent_server.use_link(link)
         agent.add(agent_server)
         _send_name(agent_server, link)
 
@@ -435,7 +437,7 @@ class DialInRegistry:
 
     # -- disconnecting ---------------------------------------------------------------------------------------------
 
-    def _gone(self, link: DialInLink) -> None:
+    def _link_ended(self, link: DialInLink) -> None:
         """A link has ended."""
         agent = self._links.pop(link)
         self._has_come(agent, link)
@@ -461,7 +463,7 @@ class DialInRegistry:
         if agent_server.has_fewer_tools():
             agent_server.agent.look_at_trimmed(agent_server)
         if self._remembered is not None and not self._is_closing and not agent_server.is_elsewhere:
-            self._remembered.keep(agent_server.record(self._now()))
+            self._remembered.store(agent_server.record(self._now()))
         agent_server.agent.notify()
         self.on_stood(agent_server)
 
@@ -555,10 +557,10 @@ class DialInRegistry:
         self._servers[name] = agent_server
         agent_server.reconnector = reconnector
         if link is None:
-            reconnector.remember(listing, abilities, why)
+            reconnector.list_stored(listing, abilities, why)
         else:
             link.listing = listing
-            reconnector.take(link)
+            reconnector.use_link(link)
             _send_name(agent_server, link)
         agent_server.agent.changed()
 
@@ -594,7 +596,7 @@ class DialInRegistry:
         agent_server = self._new_agent_server(agent, record.server_id, record.came, record.name)
         agent_server.is_named, agent_server.title = record.is_named, record.title
         agent_server.offered = len(record.listing.tools)
-        agent_server.reconnector.remember(
+        agent_server.reconnector.list_stored(
             record.listing, record.abilities, "it has not dialled in since the hub was started"
         )
         agent_server.since = self._away[agent_server] = record.seen

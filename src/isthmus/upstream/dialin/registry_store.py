@@ -115,7 +115,7 @@ class RegistryStore:
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    def keep(self, record: ServerRecord) -> None:
+    def store(self, record: ServerRecord) -> None:
         """Store a record soon."""
         self._put(record.key, record)
 
@@ -153,8 +153,8 @@ class RegistryStore:
         """The document to write; None if nothing changes."""
         known = self._known.get(key)
         body = None if record is None else _encode_record(record)
-        if body is not None and not self._take_room(key[0], known, len(body)):
-            log.warning("a server that dialled in is too much to be remembered", agent=key[0], size_bytes=len(body))
+        if body is not None and not self._reserve(key[0], known, len(body)):
+            log.warning("a dial-in server is too large to be stored", agent=key[0], size_bytes=len(body))
             body = None
         if body is None or record is None:
             return None if known is None else Document(KIND, *key, known.version + 1, self._now(), None)
@@ -163,7 +163,7 @@ class RegistryStore:
             return None
         return Document(KIND, *key, 1 if known is None else known.version + 1, record.seen, body, state=state)
 
-    def _take_room(self, agent: str, known: _StoredRecord | None, size_bytes: int) -> bool:
+    def _reserve(self, agent: str, known: _StoredRecord | None, size_bytes: int) -> bool:
         """Reserve room for a document; returns whether there is room."""
         more_bytes, more = (size_bytes, 1) if known is None else (size_bytes - known.size_bytes, 0)
         bytes_taken, taken = self._promised
@@ -196,7 +196,7 @@ class RegistryStore:
             if wait.result() == "kept":
                 self._note(document)
         if failed:
-            log.warning("what dialled in could not be remembered", servers=len(failed))
+            log.warning("dial-in servers could not be stored", servers=len(failed))
             unsure = [document for wait, document in waits.items() if wait.result() in ("conflict", "unknown")]
             await self._look_again(unsure, due)
 
@@ -211,7 +211,7 @@ class RegistryStore:
                 if not self._hurry.is_set():  # otherwise shutdown would wait for endless retries
                     self._due.setdefault(key, due[key])
         except OSError as error:
-            log.warning("what dialled in could not be looked up", error=str(error))
+            log.warning("stored dial-in servers could not be read", error=str(error))
 
     def _note(self, document: Document) -> None:
         """Note the version of a document in the journal."""
@@ -251,7 +251,7 @@ class RegistryStore:
                     self._known[key] = msgspec.structs.replace(self._known[key], size_bytes=0)
                     self.forget(*key)
         except OSError as error:
-            log.warning("what dialled in before could not be read", error=str(error))
+            log.warning("stored dial-in servers could not be read", error=str(error))
         return sorted(records.values(), key=lambda record: record.came)
 
 
@@ -281,9 +281,7 @@ def _decode_record(document: Document, now: float) -> ServerRecord | None:
         name = parse_server_name(head.name)
         listing = read_lists(name, body)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        log.warning(
-            "what was remembered of a server is damaged", agent=document.owner, id=document.id, error=str(error)
-        )
+        log.warning("a stored dial-in server is damaged", agent=document.owner, id=document.id, error=str(error))
         return None
     is_here = document.state == HERE
     return ServerRecord(

@@ -286,7 +286,7 @@ class HubFunctions:
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
-    def settle(self, notes: tuple[str, ...]) -> None:
+    def all_loaded(self, notes: tuple[str, ...]) -> None:
         """All modules with built-in functions are loaded or have failed; `notes` are for the operator."""
         self._is_settled = True
         self._notes = notes

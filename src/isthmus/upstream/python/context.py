@@ -163,7 +163,7 @@ class Context:
         """`ask` for a plain `def`: its thread waits for the answer."""
         if self._asker is not None and self._asker.is_loop_here():
             raise RuntimeError(
-                "context.ask_blocking would keep the hub from hearing the answer: use `await context.ask(...)` in an "
+                "context.ask_blocking would keep the hub from receiving the answer: use `await context.ask(...)` in an "
                 "`async def`, or a `def` without inline=True"
             )
         check = _check_of(schema)
@@ -216,7 +216,7 @@ def _read_answer(reply: Reply, check: ArgumentCheck | None) -> dict[str, Any] | 
             return None
         detail = None if check is None else check(answer.content)
         if detail is not None:
-            raise NoAnswerError(f"the answer does not fit what was asked for: {detail}")
+            raise NoAnswerError(f"the answer does not fit the requested schema: {detail}")
         return _CONTENT.decode(answer.content)
     except msgspec.MsgspecError as error:
         raise NoAnswerError("what came back is no answer") from error

@@ -308,7 +308,7 @@ class PythonLink(BaseLink):
     # -- methods of `BaseLink` without a use here ------------------------------------------------------------------
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        waiter.fail(turned_away(self.server, f"functions are not asked {method}"))
+        waiter.fail(turned_away(self.server, f"functions do not support {method}"))
 
     def listen(self) -> None:
         """Do nothing: the functions do not change."""

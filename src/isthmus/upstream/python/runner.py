@@ -1,8 +1,8 @@
 """Runs functions for calls: plain ones in threads, asynchronous ones on the loop.
 
 A function marked as inline runs on the loop without a thread. Asynchronous functions are cancelled with their calls. A
-thread cannot be stopped: the call ends, the function goes on, and its result is dropped. Threads are daemons, so that a
-hanging function does not keep the hub from ending.
+thread cannot be stopped: the call ends, the function continues, and its result is dropped. Threads are daemons, so that
+a hanging function does not keep the hub from ending.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Runner:
         elif inspect.iscoroutine(rest):
             rest.close()
 
-    def ended(self, run: FunctionRun, outcome: Outcome) -> None:
+    def function_returned(self, run: FunctionRun, outcome: Outcome) -> None:
         """A function has returned; its call may have ended before."""
         self._runs.discard(run)
         run.inflight.carriage = None
@@ -208,7 +208,7 @@ class Runner:
         for run in runs:
             has_begun = self._has_begun(run)
             self.withdraw(run.inflight)
-            self.ended(run, lost(self.server, why, may_have_left=has_begun))
+            self.function_returned(run, lost(self.server, why, may_have_left=has_begun))
         self._workers.close()
 
 
@@ -245,7 +245,7 @@ class FunctionRun:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             outcome = self._failed(error)
-        self._runner.ended(self, outcome)
+        self._runner.function_returned(self, outcome)
 
     def run_in_thread(self) -> Callable[[], None]:
         """Call the function in its caller's context, and return the callback for the loop."""
@@ -261,7 +261,7 @@ class FunctionRun:
             outcome = self._outcome_of(value)
         except BaseException as error:  # noqa: BLE001 - a function's failure must not cost the thread
             outcome = self._failed(error)
-        return lambda: self._runner.ended(self, outcome)
+        return lambda: self._runner.function_returned(self, outcome)
 
     def _context(self, emit: Callable[[Event], None]) -> Context:
         call = self.inflight.call

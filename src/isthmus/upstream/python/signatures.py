@@ -469,9 +469,9 @@ def encode_hook(value: Any) -> Any:
         return str(value)
     if inspect.iscoroutine(value):
         value.close()  # otherwise Python warns that nothing awaited it
-        raise TypeError("the tool's result is to be awaited: write the function as an `async def`, not inline")
+        raise TypeError("the tool's result must be awaited: write the function as an `async def`, not inline")
     raise TypeError(
-        f"the tool's result has a value of type {type(value).__name__}, which JSON has not: "
+        f"the tool's result has a value of type {type(value).__name__}, which JSON does not have: "
         "return text, numbers, lists, dictionaries, dataclasses or models"
     )
 

@@ -152,7 +152,9 @@ class NamedServers:
             seen = self._hub.snapshot.view(caller.grants, EVERYTHING).servers
             for name, query in configured:
                 if name in seen and address.query in ("", query):
-                    refusal = TargetRefused(f"Server {name} is configured here and gets no headers of its callers")
+                    refusal = TargetRefused(
+                        f"Server {name} is configured here and does not accept mcp_headers of callers"
+                    )
                     return refusal if named.headers else name
         if not (caller.can_name_targets or (caller.is_anyone and self.settings.open)):
             return TargetRefused(_unless_allowed(caller))
@@ -199,7 +201,7 @@ class NamedServers:
 
         def crashed(error: BaseException) -> None:
             incident = secrets.token_hex(6)
-            log.error("defect while a server was reached that a caller named", incident=incident, exc_info=error)
+            log.error("defect while connecting to a server named by a caller", incident=incident, exc_info=error)
             then(Bug(incident))
 
         def ended(way: asyncio.Task[None]) -> None:
@@ -344,7 +346,7 @@ class NamedServers:
         guest = self._guests.pop(key)
         if guest.timer is not None:
             guest.timer.cancel()
-        log.info("a server that a caller named is no longer used", server=guest.name, caller=guest.aim.caller.name)
+        log.info("closed an unused server named by a caller", server=guest.name, caller=guest.aim.caller.name)
         self._supervisor.remove(guest.name)
 
     def change(self, settings: TargetSettings, callers: Container[Caller]) -> None:
@@ -395,8 +397,8 @@ def _unless_allowed(caller: Caller) -> str:
         )
     if caller.may_name_targets:
         return (
-            f"Caller {caller.name} may name configured servers only here: its tenant or this frontend restricts it"
-            ' than "*"'
+            f"Caller {caller.name} may name configured servers only here: its tenant or this frontend allows it"
+            ' less than "*"'
         )
     return (
         f"Caller {caller.name} may name configured servers only; with targets = true it could name"

@@ -64,25 +64,25 @@ def read_address(url: str, path: str | None = None) -> TargetAddress:
     whole = url
     if path:
         if "?" in url:
-            raise ValueError("it has a query, behind which no path can be")
+            raise ValueError("it has a query, which no path can follow")
         whole = f"{url.rstrip('/')}/{path.removeprefix('/')}"
     if len(whole) > LENGTH_MAX:
         raise ValueError(f"it is longer than {LENGTH_MAX} characters")
     if not whole.isascii():
-        raise ValueError("it has characters beyond ASCII; write the host as a name server knows it")
+        raise ValueError("it has characters beyond ASCII; write the host in its ASCII form (xn--...)")
     if "#" in whole:
         raise ValueError("it has a fragment")
     origin, target = parse_url(whole, SOCKET_SCHEMES if whole[:2].lower() == "ws" else HTTP_SCHEMES)
     if origin.host.endswith("."):
         raise ValueError("its host ends with a dot")
     if _NUMBER.fullmatch(origin.host.rpartition(".")[2]) and not _is_ip(origin.host):
-        raise ValueError("its host is a number that is no address")
+        raise ValueError("its host is a number but not an IP address")
     found, mark, query = target.partition("?")
     if _AMBIGUOUS.search(found):
-        raise ValueError("its path has a character that not everybody reads alike")
+        raise ValueError("its path has a character that programs read differently")
     steps = found.split("/")[1:]
     if not {".", ".."}.isdisjoint(steps) or "" in steps[:-1]:
-        raise ValueError("its path has a dot or nothing between two slashes")
+        raise ValueError("its path has `.`, `..` or nothing between two slashes")
     return TargetAddress(origin, "" if found == "/" and not path else found, mark + query)
 
 
@@ -130,7 +130,7 @@ def read_pattern(text: str) -> TargetPattern:
     except ValueError as error:
         raise ValueError(f"{_USE}: {error}") from error
     if star == "*." and _is_ip(address.origin.host):
-        raise ValueError(f"{_USE}: no name stands left of a numeric address")
+        raise ValueError(f"{_USE}: a numeric address has no names below it")
     return TargetPattern(address, bool(star))
 
 
@@ -164,7 +164,7 @@ class TargetSettings:
             if _HEADER.fullmatch(name) is None:
                 raise ValueError(f"headers.{position} must be a name that HTTP allows, not {name!r}")
             if name.lower() in OWN_HEADERS:
-                raise ValueError(f"headers.{position} must be none that the hub writes itself, not {name!r}")
+                raise ValueError(f"headers.{position} must not be one that the hub writes itself, not {name!r}")
         if not 0 < self.idle < float("inf"):
             raise ValueError(f"idle must be a number of seconds above 0, not {self.idle:g}")
         if self.max < 1:

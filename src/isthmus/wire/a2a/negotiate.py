@@ -40,7 +40,7 @@ class AmbiguousDialect(Struct, frozen=True):
     task: str | None
     candidates: tuple[DialectName, ...]
 
-    def settle(self, recorded: DialectName | None) -> DialectName:
+    def resolve(self, recorded: DialectName | None) -> DialectName:
         """The dialect of the response; `recorded` is the dialect that created the task."""
         return recorded if recorded is not None and recorded in self.candidates else self.candidates[0]
 

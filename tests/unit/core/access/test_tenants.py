@@ -69,7 +69,7 @@ def test_where_a_second_one_calls_each_has_as_many_as_is_usual() -> None:
 
 def test_a_tenants_limit_applies_even_if_it_is_the_only_tenant() -> None:
     calls = TenantCalls()
-    calls.know(Tenants({"a": TenantSettings(max_calls=1)}), {"a"})
+    calls.configure(Tenants({"a": TenantSettings(max_calls=1)}), {"a"})
     assert not calls.are_several
     assert calls.enter("a", USUAL) is None
     assert isinstance(calls.enter("a", USUAL), TooManyCalls)
@@ -77,8 +77,8 @@ def test_a_tenants_limit_applies_even_if_it_is_the_only_tenant() -> None:
 
 def test_several_that_are_configured_are_several_before_they_call_and_stay_so() -> None:
     calls = TenantCalls()
-    calls.know(NO_TENANTS, {"a", "b"})
+    calls.configure(NO_TENANTS, {"a", "b"})
     assert calls.are_several
-    calls.know(Tenants({"a": TenantSettings(max_calls=3)}), {"a"})
+    calls.configure(Tenants({"a": TenantSettings(max_calls=3)}), {"a"})
     assert calls.are_several
     assert [calls.enter("a", USUAL) is None for _ in range(4)] == [True, True, True, False]

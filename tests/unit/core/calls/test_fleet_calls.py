@@ -264,7 +264,7 @@ async def test_a_member_waiting_for_approval_at_the_deadline_names_the_approval(
 
 async def test_a_call_of_a_fleet_takes_one_place_of_its_tenant() -> None:
     lab = Lab("m1", "m2", limits=Limits(tenant_calls=2))
-    lab.hub.tenants.know(Tenants({"one": TenantSettings()}), {"one", "two"})
+    lab.hub.tenants.configure(Tenants({"one": TenantSettings()}), {"one", "two"})
     caller = Caller("anyone", "one", Grants(("*",)))
     lab.start("m1", caller=caller)
     lab.start("m2", caller=caller)

@@ -271,7 +271,7 @@ async def a_call(asked: Call) -> InFlight:
 
 async def test_a_result_is_given_again_until_its_time_is_over() -> None:
     recall, asked = ResultCache(), await a_call(call())
-    recall.keep(asked, DONE, 10.0, 100.0)
+    recall.store(asked, DONE, 10.0, 100.0)
     known = recall.find(asked, 107.5)
     assert known is not None
     assert json.loads(bytes(known.payload))["_meta"] == {CACHED_KEY: {"ageSeconds": 7.5}}
@@ -281,7 +281,7 @@ async def test_a_result_is_given_again_until_its_time_is_over() -> None:
 
 async def test_nothing_is_kept_for_more_than_a_day() -> None:
     recall, asked = ResultCache(), await a_call(read())
-    recall.keep(asked, Result(raw({}), ttl_seconds=1e300), 0.0, 0.0)
+    recall.store(asked, Result(raw({}), ttl_seconds=1e300), 0.0, 0.0)
     assert recall.find(asked, SECONDS_MAX - 1) is not None
     assert recall.find(asked, SECONDS_MAX) is None
 
@@ -289,7 +289,7 @@ async def test_nothing_is_kept_for_more_than_a_day() -> None:
 @pytest.mark.parametrize("meta", [None, 7, "text", []])
 async def test_invalid_metadata_is_replaced_by_the_cache_mark(meta: object) -> None:
     recall, asked = ResultCache(), await a_call(call())
-    recall.keep(asked, Result(raw({"_meta": meta}), is_typed=True), 10.0, 0.0)
+    recall.store(asked, Result(raw({"_meta": meta}), is_typed=True), 10.0, 0.0)
     known = recall.find(asked, 1.0)
     assert known is not None
     assert known.is_typed
@@ -306,17 +306,17 @@ async def test_a_result_is_not_kept_if_its_resource_changed_meanwhile(changed: s
             recall.forget(server, f"other:{number}")
     else:
         recall.forget(server, name if changed == "this name" else None)
-    recall.keep(asked, Result(raw({}), ttl_seconds=10.0), 0.0, 0.0, before)
+    recall.store(asked, Result(raw({}), ttl_seconds=10.0), 0.0, 0.0, before)
     assert recall.find(asked, 1.0) is None
     recall.forget(server, "another")
-    recall.keep(asked, Result(raw({}), ttl_seconds=10.0), 0.0, 0.0, recall.changes - 1)
+    recall.store(asked, Result(raw({}), ttl_seconds=10.0), 0.0, 0.0, recall.changes - 1)
     assert recall.find(asked, 1.0) is not None
 
 
 async def test_a_newer_result_takes_the_place_of_the_older() -> None:
     recall, asked = ResultCache(), await a_call(call())
-    recall.keep(asked, Result(raw({"n": 1})), 10.0, 0.0)
-    recall.keep(asked, Result(raw({"n": 2})), 10.0, 1.0)
+    recall.store(asked, Result(raw({"n": 1})), 10.0, 0.0)
+    recall.store(asked, Result(raw({"n": 2})), 10.0, 1.0)
     known = recall.find(asked, 2.0)
     assert known is not None
     assert json.loads(bytes(known.payload))["n"] == 2
@@ -326,30 +326,30 @@ async def test_a_newer_result_takes_the_place_of_the_older() -> None:
 async def test_with_no_room_the_one_unused_for_longest_goes() -> None:
     recall = ResultCache(limit_bytes=2 * (ENTRY_BYTES + 100))
     one, two, three = [await a_call(call(arguments={"n": n})) for n in range(3)]
-    recall.keep(one, DONE, 10.0, 0.0)
-    recall.keep(two, DONE, 10.0, 0.0)
+    recall.store(one, DONE, 10.0, 0.0)
+    recall.store(two, DONE, 10.0, 0.0)
     assert recall.find(one, 1.0) is not None
-    recall.keep(three, DONE, 10.0, 2.0)
+    recall.store(three, DONE, 10.0, 2.0)
     assert [recall.find(asked, 3.0) is not None for asked in (one, two, three)] == [True, False, True]
 
 
 async def test_many_tiny_results_take_no_more_room_than_is_allowed() -> None:
     recall = ResultCache(limit_bytes=100 * ENTRY_BYTES)
     for n in range(500):
-        recall.keep(await a_call(call(arguments={"n": n})), DONE, 10.0, 0.0)
+        recall.store(await a_call(call(arguments={"n": n})), DONE, 10.0, 0.0)
     assert 0 < len(recall) < 100
 
 
 async def test_a_result_that_would_push_out_too_many_others_is_not_kept() -> None:
     recall, asked = ResultCache(), await a_call(call())
-    recall.keep(asked, Result(raw({"text": "x" * RESULT_BYTES_MAX})), 10.0, 0.0)
+    recall.store(asked, Result(raw({"text": "x" * RESULT_BYTES_MAX})), 10.0, 0.0)
     assert recall.find(asked, 1.0) is None
 
 
 async def test_forgetting_leaves_nothing_behind() -> None:
     recall = ResultCache()
     for uri in (NOTES, "file:///other"):
-        recall.keep(await a_call(read(uri)), DONE, 10.0, 0.0)
+        recall.store(await a_call(read(uri)), DONE, 10.0, 0.0)
     recall.forget(SERVER, NOTES)
     assert len(recall) == 1
     recall.forget(SERVER)
@@ -359,7 +359,7 @@ async def test_forgetting_leaves_nothing_behind() -> None:
 async def test_a_shorter_ttl_applies_to_cached_results() -> None:
     stage, recall = Stage.of(KEPT), ResultCache()
     asked, _ = stage.start(call())
-    recall.keep(asked, DONE, 10.0, 0.0)
+    recall.store(asked, DONE, 10.0, 0.0)
     assert recall.find(asked, 5.0) is not None
     shorter = ready(tool("read"), rules=ToolRules(cached=("read",), cache_seconds=2.0))
     stage.hub.publish(shorter)

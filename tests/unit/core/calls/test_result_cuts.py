@@ -311,10 +311,10 @@ async def test_a_client_whose_protocol_has_no_links_finds_the_address_in_the_tex
 async def test_one_caller_with_many_results_costs_no_other_theirs() -> None:
     kept = StoredResults(lambda: 0.0)
     kept.caller_bytes, kept.hub_bytes = 100, 120
-    modest = kept.keep(("t", "modest"), Raw(b"x" * 20), None, 0)
+    modest = kept.store(("t", "modest"), Raw(b"x" * 20), None, 0)
     assert modest is not None
     for _ in range(9):
-        assert kept.keep(("t", "greedy"), Raw(b"x" * 50), None, 0) is not None
+        assert kept.store(("t", "greedy"), Raw(b"x" * 50), None, 0) is not None
     assert not isinstance(kept.find(("t", "modest"), modest[0]), str)
     assert kept.size_bytes <= 120
     kept.close()
@@ -325,7 +325,7 @@ async def test_expired_results_leave_memory_by_themselves(monkeypatch: pytest.Mo
     now = 0.0
     kept = StoredResults(lambda: now)
     kept.caller_bytes = kept.hub_bytes = 100
-    kept.keep(("t", "a"), Raw(b"x"), None, 0)
+    kept.store(("t", "a"), Raw(b"x"), None, 0)
     now = 3600.0
     for _ in range(5):
         await asyncio.sleep(0)

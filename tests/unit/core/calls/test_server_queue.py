@@ -98,7 +98,7 @@ async def test_a_cancelled_waiter_delays_no_other() -> None:
 
 async def test_a_tenant_that_waits_for_its_own_calls_is_refused_though_others_have_slots() -> None:
     stage = Stage(limits=FOUR)
-    stage.hub.tenants.know(NO_TENANTS, {"default", "elsewhere"})
+    stage.hub.tenants.configure(NO_TENANTS, {"default", "elsewhere"})
     stage.start(call(caller=Caller("eve", "elsewhere", Grants(("*",)))))
     made = stage.start()[0]
     for _ in range(2):
@@ -543,7 +543,7 @@ ELSA = Caller("elsa", "elsewhere", Grants(("*",)))
 
 def shared(limits: Limits) -> Stage:
     stage = Stage(limits=limits)
-    stage.hub.tenants.know(NO_TENANTS, {"default", "elsewhere"})
+    stage.hub.tenants.configure(NO_TENANTS, {"default", "elsewhere"})
     return stage
 
 
@@ -604,7 +604,7 @@ async def test_of_those_that_a_tenant_waits_with_none_is_forgotten() -> None:
 
 async def test_a_tenant_with_as_many_calls_as_it_may_have_is_refused_whichever_server_it_calls() -> None:
     stage = Stage(limits=FOUR)
-    stage.hub.tenants.know(Tenants({"default": TenantSettings(max_calls=1)}), set())
+    stage.hub.tenants.configure(Tenants({"default": TenantSettings(max_calls=1)}), set())
     first, _ = stage.start(call(caller=ANN))
     assert isinstance(stage.start(call(caller=BEN))[1].fault, TooManyCalls)
     assert not stage.start(call(caller=ELSA))[1].ends

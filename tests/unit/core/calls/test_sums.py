@@ -63,7 +63,7 @@ class SlowWitness:
     def begin(self, inflight: InFlight, send: Callable[[InFlight], None]) -> None:
         self.unwritten.append(lambda: send(inflight))
 
-    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def call_ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         self.unwritten.append(lambda: inflight.deliver(outcome))
 
     def start_fact(self, call: Call, id: str) -> msgspec.Raw:
@@ -76,8 +76,8 @@ class Program:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         notes = Notes()
-        self.audit_gate = SlowWitness() if self.chance.random() < 0.3 else None
-        notes.audit_gate = self.audit_gate  # type: ignore[assignment]
+        self.strict_audit = SlowWitness() if self.chance.random() < 0.3 else None
+        notes.strict_audit = self.strict_audit  # type: ignore[assignment]
         self.hub = Hub(Limits(tenant_calls=8), notes)
         self.tenants = self.chance.choices(TENANTS, k=4)
         """Some call more than others."""
@@ -143,15 +143,15 @@ class Program:
             server_queue.detach("it is gone", is_failure=False)
 
     def change(self) -> None:
-        self.hub.tenants.know(self.chance.choice(KNOWN), set(self.chance.sample(TENANTS, 1)))
+        self.hub.tenants.configure(self.chance.choice(KNOWN), set(self.chance.sample(TENANTS, 1)))
 
     def write(self) -> None:
-        if self.audit_gate is not None and self.audit_gate.unwritten:
-            self.audit_gate.unwritten.pop(0)()
+        if self.strict_audit is not None and self.strict_audit.unwritten:
+            self.strict_audit.unwritten.pop(0)()
 
     def finish(self) -> None:
         """Let everything end that still can."""
-        while self.open_calls or (self.audit_gate is not None and self.audit_gate.unwritten):
+        while self.open_calls or (self.strict_audit is not None and self.strict_audit.unwritten):
             for inflight in self.open_calls:
                 inflight.cancel("enough")
             self.write()
@@ -182,7 +182,7 @@ class Program:
         waiting = server_queue._queue
         assert len(set(waiting)) == len(waiting)
         assert set(waiting) <= {each for each in calls if each.link is None}
-        if self.audit_gate is None:
+        if self.strict_audit is None:
             assert len(waiting) == sum(each.link is None for each in calls), "a call waits nowhere"
         if server_queue.has_link and server_queue.running < server_queue.max_calls:
             assert all(map(server_queue._is_held_back, waiting)), "a call is held back for nothing"

@@ -49,12 +49,12 @@ async def test_a_reader_of_another_nodes_task_finds_the_news_for_all_waiters() -
     tasks = workshop.engine._store
     replace = msgspec.structs.replace
     record = replace(resting(1).record, state="working", version=1)
-    live = tasks.show(replace(document_of(record), holder="7"))
+    live = tasks.view_of(replace(document_of(record), holder="7"))
     ear = IdleListener()
     ear.task_changed = lambda record: received.append(record.state)  # type: ignore[method-assign]
     live.listeners[ear] = None
     done = document_of(replace(record, state="completed", version=2))
-    assert tasks.show(done) is tasks.show(done) is live
+    assert tasks.view_of(done) is tasks.view_of(done) is live
     assert received == ["completed"]
 
 

@@ -36,12 +36,12 @@ def state(id: str, status: str = "working", ttl: float | None = None) -> ServerT
 def registered(*ids: str, caller: Caller = ANYONE, place: LinkSession | None = HERE) -> ServerTasks:
     tasks = ServerTasks(Clock())
     for id in ids:
-        tasks.made(caller, A, place, state(id))
+        tasks.created(caller, A, place, state(id))
     return tasks
 
 
 def listed(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") -> list[tuple[str, str]]:
-    return [(task.state.id, task.state.status) for task in tasks.of(caller, session)]
+    return [(task.state.id, task.state.status) for task in tasks.tasks_for(caller, session)]
 
 
 TaskUpdates = list[tuple[str, str, bool]]
@@ -75,7 +75,7 @@ def test_where_callers_cannot_be_distinguished_only_the_asking_conversation_is_n
     (one, leave), (other, _) = [listening(tasks, anybody, session) for session in ("one", "other")]
     kept = hub_task(anybody, A, "one", state("kept"))
     for id, session in (("passed", "one"), ("nobody's", "")):
-        tasks.made(anybody, A, HERE, state(id), session=session)
+        tasks.created(anybody, A, HERE, state(id), session=session)
     for _ in range(2):
         tasks.announce(kept, state("kept"))
         for id in ("passed", "nobody's"):
@@ -100,11 +100,11 @@ def test_the_asking_conversation_is_notified_if_it_listens() -> None:
 
 def test_everybody_is_listed_its_own_in_the_order_in_which_they_were_made() -> None:
     tasks = registered("2", "1")
-    tasks.made(OTHER, A, HERE, state("3"))
-    tasks.made(NAMESAKE, B, HERE, state("1"))
+    tasks.created(OTHER, A, HERE, state("3"))
+    tasks.created(NAMESAKE, B, HERE, state("1"))
     assert listed(tasks) == [("2", "working"), ("1", "working")]
     assert (listed(tasks, OTHER), listed(tasks, NAMESAKE)) == ([("3", "working")], [("1", "working")])
-    assert [task.number for task in tasks.of(ANYONE)] == [1, 2]
+    assert [task.number for task in tasks.tasks_for(ANYONE)] == [1, 2]
 
 
 def test_task_states_in_a_servers_answers_are_recorded() -> None:
@@ -137,8 +137,8 @@ def test_a_task_ends_with_the_process_that_it_was_made_in() -> None:
 def test_a_task_is_forgotten_when_its_server_says() -> None:
     clock = Clock()
     tasks = ServerTasks(clock)
-    tasks.made(ANYONE, A, HERE, state("1", ttl=10.0))
-    tasks.made(ANYONE, A, HERE, state("2"))
+    tasks.created(ANYONE, A, HERE, state("1", ttl=10.0))
+    tasks.created(ANYONE, A, HERE, state("2"))
     clock.now += 9.0
     tasks.answered(ANYONE, A, HERE, state("1", ttl=10.0))
     assert len(listed(tasks)) == 2
@@ -156,7 +156,7 @@ def test_a_task_is_forgotten_when_its_server_says() -> None:
 
 def test_tasks_forgotten_by_their_server_are_forgotten() -> None:
     tasks = registered("1")
-    (task,) = tasks.of(ANYONE)
+    (task,) = tasks.tasks_for(ANYONE)
     tasks.forget(task)
     tasks.forget(task)
     assert (listed(tasks), len(tasks)) == ([], 0)
@@ -169,8 +169,8 @@ def test_for_one_more_the_first_that_ended_goes_and_else_the_oldest(monkeypatch:
         tasks.answered(ANYONE, A, HERE, state(ended, "completed"))
     found = []
     for id in "4567":
-        tasks.made(ANYONE, A, HERE, state(id))
-        found.append("".join(task.state.id for task in tasks.of(ANYONE)))
+        tasks.created(ANYONE, A, HERE, state(id))
+        found.append("".join(task.state.id for task in tasks.tasks_for(ANYONE)))
     assert found == ["124", "145", "456", "567"]
 
 
@@ -181,9 +181,9 @@ def test_no_owner_crowds_out_others_before_there_are_too_many(
     monkeypatch.setattr(module, "ALL_MAX", 5)
     tasks = registered("1", "2")
     for id in "abcdef":
-        tasks.made(OTHER, A, HERE, state(id))
-    assert (len(tasks.of(ANYONE)), len(tasks.of(OTHER)), len(tasks)) == (2, 3, 5)
-    tasks.made(NAMESAKE, A, HERE, state("x"))
+        tasks.created(OTHER, A, HERE, state(id))
+    assert (len(tasks.tasks_for(ANYONE)), len(tasks.tasks_for(OTHER)), len(tasks)) == (2, 3, 5)
+    tasks.created(NAMESAKE, A, HERE, state("x"))
     assert (listed(tasks), len(tasks)) == ([("2", "working")], 5)
 
 
@@ -223,7 +223,7 @@ def test_notifications_on_another_link_or_server_do_not_match_the_task(server: S
 
 def test_if_a_link_gives_one_id_to_two_callers_neither_is_notified() -> None:
     tasks = registered("1")
-    tasks.made(OTHER, A, HERE, state("1"))
+    tasks.created(OTHER, A, HERE, state("1"))
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
     tasks.notified(A, HERE, state("1", "completed"))
     assert (mine, others) == ([], [])
@@ -233,11 +233,11 @@ def test_if_a_link_gives_one_id_to_two_callers_neither_is_notified() -> None:
 def test_a_reused_id_belongs_to_its_last_owner() -> None:
     tasks = registered("1")
     tasks.answered(ANYONE, A, HERE, state("1", "completed"))
-    tasks.made(OTHER, A, HERE, state("1"))
+    tasks.created(OTHER, A, HERE, state("1"))
     received, _ = listening(tasks, OTHER)
     tasks.notified(A, HERE, state("1", "failed"))
     assert (listed(tasks), received) == ([], [("1", "failed", True)])
-    tasks.made(OTHER, A, HERE, state("1"))
+    tasks.created(OTHER, A, HERE, state("1"))
     assert listed(tasks, OTHER) == [("1", "working")]
 
 
@@ -246,7 +246,7 @@ def test_an_id_reused_by_a_new_link_belongs_to_its_new_caller() -> None:
     tasks = registered("1", "2", place=place)
     assert not tasks.belongs_to_other(ANYONE, A, "1")
     place.is_lost = True
-    tasks.made(OTHER, A, later, state("1"))
+    tasks.created(OTHER, A, later, state("1"))
     assert listed(tasks) == [("2", "working")]
     assert tasks.belongs_to_other(ANYONE, A, "1")
     assert not tasks.belongs_to_other(ANYONE, A, "2")
@@ -259,7 +259,7 @@ def test_links_that_count_alike_are_not_confused() -> None:
     places = {ANYONE: LinkSession(), OTHER: LinkSession()}
     tasks = ServerTasks(Clock())
     for caller, place in places.items():
-        tasks.made(caller, A, place, state("1"))
+        tasks.created(caller, A, place, state("1"))
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
     tasks.notified(A, places[OTHER], state("1", "failed"))
     assert (mine, others) == ([], [("1", "failed", True)])
@@ -268,7 +268,7 @@ def test_links_that_count_alike_are_not_confused() -> None:
 
 def test_the_asking_conversation_is_notified_while_it_listens_and_then_the_callers_others() -> None:
     tasks = ServerTasks(Clock())
-    tasks.made(ANYONE, A, HERE, state("1"), session="x")
+    tasks.created(ANYONE, A, HERE, state("1"), session="x")
     (asked, leave), (another, _) = listening(tasks, session="x"), listening(tasks, session="y")
     tasks.notified(A, HERE, state("1"))
     assert (len(asked), len(another)) == (1, 0)
@@ -280,7 +280,7 @@ def test_the_asking_conversation_is_notified_while_it_listens_and_then_the_calle
 def test_conversations_with_processes_of_their_own_know_their_own_tasks_by_the_same_id() -> None:
     tasks, places = ServerTasks(Clock()), {"x": LinkSession(), "y": LinkSession()}
     for session, place in places.items():
-        tasks.made(ANYONE, A, place, state("1"), session=session)
+        tasks.created(ANYONE, A, place, state("1"), session=session)
     ears = {session: listening(tasks, session=session) for session in ("x", "y", "z")}
     tasks.notified(A, places["x"], state("1", "failed"))
     ears["y"][1]()
@@ -313,15 +313,15 @@ def test_a_broken_listener_costs_only_itself() -> None:
 
 def test_progress_of_the_request_that_a_task_was_made_by_is_reported_until_it_ends() -> None:
     tasks, received = ServerTasks(Clock()), list[Progress]()
-    tasks.made(ANYONE, A, HERE, state("1"), request=7, report=received.append)
-    tasks.made(ANYONE, A, HERE, state("2"), request=8)
+    tasks.created(ANYONE, A, HERE, state("1"), request=7, report=received.append)
+    tasks.created(ANYONE, A, HERE, state("2"), request=8)
     for place, request in ((HERE, 7), (HERE, 8), (LinkSession(), 7), (HERE, -1)):
         tasks.progressed(place, request, lambda: Progress({}))
     assert len(received) == 1
     tasks.notified(A, HERE, state("1", "completed"))
     tasks.progressed(HERE, 7, lambda: Progress({}))
     assert len(received) == 1
-    (task, _) = tasks.of(ANYONE)
+    (task, _) = tasks.tasks_for(ANYONE)
     tasks.forget(task)
     tasks.progressed(HERE, 7, lambda: Progress({}))
     assert (len(received), tasks._reporting) == (1, {})
@@ -332,7 +332,7 @@ def test_a_report_that_fails_costs_only_itself() -> None:
         raise RuntimeError("broken")
 
     tasks = ServerTasks(Clock())
-    tasks.made(ANYONE, A, HERE, state("1"), request=7, report=broken)
+    tasks.created(ANYONE, A, HERE, state("1"), request=7, report=broken)
     with structlog.testing.capture_logs() as logs:
         tasks.progressed(HERE, 7, lambda: Progress({}))
     assert [entry["event"] for entry in logs] == ["a listener of a task failed"]

@@ -90,7 +90,7 @@ async def test_the_last_subscriber_to_leave_unsubscribes_at_the_server() -> None
     assert server.asked == ["+file:///notes", "-file:///notes"]
     subscriptions.updated(*KEY)
     assert (one.count, two.count) == (0, 0)
-    assert subscriptions.wanted(SERVER) == []
+    assert subscriptions.shared_uris(SERVER) == []
 
 
 async def test_an_unknown_subscriber_can_leave() -> None:
@@ -106,7 +106,7 @@ async def test_a_refusal_is_reported_and_leaves_nothing() -> None:
     subscriptions, ear = following(Server(refuse)), CountingListener()
     assert await subscriptions.add(KEY, ear) is REFUSED
     subscriptions.updated(*KEY)
-    assert (ear.count, subscriptions.wanted(SERVER)) == (0, [])
+    assert (ear.count, subscriptions.shared_uris(SERVER)) == (0, [])
 
 
 async def test_without_a_link_no_server_can_be_asked() -> None:
@@ -114,7 +114,7 @@ async def test_without_a_link_no_server_can_be_asked() -> None:
     subscriptions.attach(SERVER, None)
     fault = await subscriptions.add(KEY, CountingListener())
     assert isinstance(fault, NotConnected)
-    assert subscriptions.wanted(SERVER) == []
+    assert subscriptions.shared_uris(SERVER) == []
 
 
 async def test_subscriptions_outlast_a_link_and_move_to_the_next_one() -> None:
@@ -123,7 +123,7 @@ async def test_subscriptions_outlast_a_link_and_move_to_the_next_one() -> None:
     await subscriptions.add((SERVER, "file:///other"), ear)
     subscriptions.attach(SERVER, None)
     subscriptions.attach(SERVER, None)
-    assert subscriptions.wanted(SERVER) == ["file:///notes", "file:///other"]
+    assert subscriptions.shared_uris(SERVER) == ["file:///notes", "file:///other"]
     again = Server()
     subscriptions.attach(SERVER, again)
     subscriptions.remove(KEY, ear)

@@ -175,8 +175,8 @@ async def test_lists_come_in_pages() -> None:
         (replace(ANN, token="a\r\nx-evil: 1"), "token has characters"),
         (replace(ANN, credentials="a\nb"), "credentials has characters"),
         (replace(ANN, credentials="snow ☃"), "credentials has characters"),
-        (replace(ANN, scheme="Bearer x"), "not the name of one"),
-        (replace(ANN, scheme="B:\r\nx"), "not the name of one"),
+        (replace(ANN, scheme="Bearer x"), "not a valid name"),
+        (replace(ANN, scheme="B:\r\nx"), "not a valid name"),
     ],
 )
 async def test_an_unusable_push_target_is_refused_and_no_task_begins(target: PushConfig, why: str) -> None:

@@ -22,8 +22,8 @@ from isthmus.frontends.a2a.task_view import (
     kind_of,
     parts_of,
     reported,
-    shown,
     summary,
+    whole_task,
 )
 from isthmus.model.calls import LogMessage, Progress
 from isthmus.model.fault_table import (
@@ -58,7 +58,7 @@ def record(
 
 
 def test_an_answer_is_an_artifact() -> None:
-    task = shown(record())
+    task = whole_task(record())
     assert (task.id, task.context, task.status.state, task.status.at, task.created) == ("t", "c", "completed", 2.0, 1.0)
     assert task.artifacts[0].parts == (TextPart("hi"),)
     assert task.artifacts[0].name == "files.read"
@@ -90,7 +90,7 @@ def test_other_answers_are_tasks(result: dict[str, object]) -> None:
 
 
 def test_to_agentvault_an_answer_is_a_message() -> None:
-    task = shown(record(origin="agentvault"))
+    task = whole_task(record(origin="agentvault"))
     assert task.artifacts == ()
     assert [message.role for message in task.history] == ["user", "agent"]
     assert task.history[1].parts == (TextPart("hi"),)
@@ -98,18 +98,18 @@ def test_to_agentvault_an_answer_is_a_message() -> None:
 
 def test_a_failure_says_why_and_has_its_data_where_its_form_has_a_place_for_it() -> None:
     lost = StoredOutcome(reason="lost", message="gone", executed="unknown")
-    task = shown(record("failed", ending=lost))
+    task = whole_task(record("failed", ending=lost))
     assert task.artifacts == ()
     assert task.status.message is not None
     assert task.status.message.parts == (TextPart("gone"),)
     assert msgspec.json.decode(task.status.message.metadata) == {"executed": "unknown", "reason": "lost"}
-    executed = shown(record("failed", ending=lost, brief=StoredInstruction("execute", "read")))
+    executed = whole_task(record("failed", ending=lost, brief=StoredInstruction("execute", "read")))
     assert isinstance(executed.artifacts[0].parts[0], DataPart)
 
 
 def test_an_error_of_the_server_keeps_its_code_and_its_data() -> None:
     error = StoredOutcome(reason="server_error", message="no", code=-32050, data=raw({"x": [1]}))
-    message = shown(record("failed", ending=error)).status.message
+    message = whole_task(record("failed", ending=error)).status.message
     assert message is not None
     received = {"executed": "yes", "reason": "server_error", "code": -32050, "data": {"x": [1]}}
     assert msgspec.json.decode(message.metadata) == received
@@ -117,11 +117,11 @@ def test_an_error_of_the_server_keeps_its_code_and_its_data() -> None:
 
 def test_an_error_of_the_tool_says_that_it_ran() -> None:
     bad = StoredOutcome(raw({"content": [], "isError": True}), is_error=True)
-    message = shown(record("failed", ending=bad)).status.message
+    message = whole_task(record("failed", ending=bad)).status.message
     assert message is not None
     assert msgspec.json.decode(message.metadata) == {"executed": "yes"}
     refused = StoredOutcome(reason="overloaded", message="busy", executed="no", server=ServerName("files"))
-    message = shown(record("rejected", ending=refused)).status.message
+    message = whole_task(record("rejected", ending=refused)).status.message
     assert message is not None
     assert msgspec.json.decode(message.metadata) == {"executed": "no", "reason": "overloaded", "server": "files"}
 
@@ -129,7 +129,7 @@ def test_an_error_of_the_tool_says_that_it_ran() -> None:
 @pytest.mark.parametrize("params", [{"message": "Which?"}, {}])
 def test_a_question_is_said_to_people_and_to_programs(params: dict[str, str]) -> None:
     asked = StoredQuestion("elicitation/create", raw(params))
-    status = shown(record("input_required", ending=None, asked=asked)).status
+    status = whole_task(record("input_required", ending=None, asked=asked)).status
     assert status.message is not None
     *words, whole = status.message.parts
     assert words == [TextPart(text) for text in params.values()]
@@ -140,14 +140,14 @@ def test_a_question_is_said_to_people_and_to_programs(params: dict[str, str]) ->
 def test_a_caller_that_is_offered_tools_gets_them_with_the_state() -> None:
     offer = Message("m2", "agent", (TextPart("Which tool shall be run?"),))
     waiting = replace(record("input_required", ending=None), said=(SAID, offer))
-    assert shown(waiting).status.message == offer
-    assert shown(replace(waiting, state="working")).status.message is None
-    assert conversation(shown(replace(waiting, origin="agentvault"))) == (SAID, offer)
+    assert whole_task(waiting).status.message == offer
+    assert whole_task(replace(waiting, state="working")).status.message is None
+    assert conversation(whole_task(replace(waiting, origin="agentvault"))) == (SAID, offer)
 
 
 def test_rendering_a_task_is_deterministic() -> None:
     failed = record("failed", ending=StoredOutcome(reason="lost", message="gone"))
-    assert shown(failed) == shown(failed)
+    assert whole_task(failed) == whole_task(failed)
 
 
 def test_reports_have_their_words_first() -> None:

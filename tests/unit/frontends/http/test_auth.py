@@ -47,4 +47,4 @@ def test_the_place_comes_before_the_person(auth: Authenticator) -> None:
     assert denied.status == 421
     assert auth.place(fields(b"", b"evil.test")) == denied
     assert auth.place(fields(b"")) is None
-    assert isinstance(auth.know(fields(b"mine", b"evil.test"), "a2a"), Caller)
+    assert isinstance(auth.identify(fields(b"mine", b"evil.test"), "a2a"), Caller)

@@ -88,13 +88,13 @@ def test_guesses_are_limited_by_the_address_they_come_from() -> None:
     guess = Denied(401, "no", is_guess=True)
     auth.refuse = lambda fields, _frontend: guess if fields else PLAIN_DENIAL
     shown = {b"x-api-key": b"wrong"}
-    assert [auth.know(shown, "mcp") for _ in range(3)] == [guess] * 3
+    assert [auth.identify(shown, "mcp") for _ in range(3)] == [guess] * 3
     before = COMING_FROM.set(ONE)
     try:
-        assert auth.know(shown, "mcp") == guess
-        limited = auth.know(shown, "mcp")
+        assert auth.identify(shown, "mcp") == guess
+        limited = auth.identify(shown, "mcp")
         assert isinstance(limited, Denied)
         assert (limited.status, limited.headers) == (429, ((b"retry-after", b"60"),))
-        assert auth.know({}, "mcp") == PLAIN_DENIAL
+        assert auth.identify({}, "mcp") == PLAIN_DENIAL
     finally:
         COMING_FROM.reset(before)

@@ -77,7 +77,7 @@ class _Echo:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         self.reasons.append(reason)
 
 

@@ -92,7 +92,7 @@ class Hosted:
     def is_forgotten(self) -> bool:
         """Whether departed callers get no notifications."""
         hub = self.hub
-        return (hub._watchers, hub.subscriptions.wanted(SERVER), hub.levels._wanted) == ({}, [], {})
+        return (hub._watchers, hub.subscriptions.shared_uris(SERVER), hub.levels._wanted) == ({}, [], {})
 
 
 class Talk:

@@ -67,7 +67,7 @@ async def test_the_end_of_a_url_elicitation_is_sent_on_the_stream_of_the_call_an
     client = Client()
     side = McpHttpExchange(client, raw(1), "legacy", None, asyncio.get_running_loop(), call())
     side.session = session
-    side.done(raw("e1"))
+    side.elicitation_completed(raw("e1"))
     assert events(client.pushed) == [DONE_THERE]
     later = side.done_later()
     assert later is not None
@@ -79,5 +79,5 @@ async def test_the_end_of_a_url_elicitation_is_sent_on_the_stream_of_the_call_an
 async def test_a_modern_caller_knows_no_such_word() -> None:
     client = Client()
     side = McpHttpExchange(client, raw(1), "modern", None, asyncio.get_running_loop(), call())
-    side.done(raw("e1"))
+    side.elicitation_completed(raw("e1"))
     assert (side.done_later(), client.pushed) == (None, [])

@@ -34,7 +34,7 @@ def hosted(*ids: str) -> Hosted:
     """A hub whose link does not say where it is, so that tasks made nowhere are answered there."""
     host = Hosted(ready(tool(), abilities=ABLE))
     for id in ids:
-        host.hub.tasks.made(ANYONE, SERVER, None, state(id))
+        host.hub.tasks.created(ANYONE, SERVER, None, state(id))
     return host
 
 
@@ -52,7 +52,7 @@ async def test_anonymous_callers_list_tasks_of_their_own_conversation() -> None:
     anybody = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
     host = Hosted(ready(tool(), abilities=ABLE))
     for session in ("one", "other", ""):
-        host.hub.tasks.made(anybody, SERVER, None, state(f"of {session}", "completed"), session=session)
+        host.hub.tasks.created(anybody, SERVER, None, state(f"of {session}", "completed"), session=session)
     view = host.hub.snapshot.view(anybody.grants, EVERYTHING)
     for session, expected in (("one", [public_id(anybody, SERVER, "of one")]), ("", [])):
         result = await LegacyTaskList(McpClient(host.hub, anybody, EVERYTHING, session=session)).page(view, None)
@@ -102,17 +102,17 @@ async def test_disowned_tasks_are_not_listed_and_unanswered_ones_are() -> None:
     )
     found = await page(host)
     assert listed(found) == [(shown(id), "working") for id in ("late", "full", "odd")]
-    assert [task.state.id for task in host.hub.tasks.of(ANYONE)] == ["late", "full", "odd"]
+    assert [task.state.id for task in host.hub.tasks.tasks_for(ANYONE)] == ["late", "full", "odd"]
 
 
 async def test_a_listing_forgets_only_tasks_of_its_own_conversation() -> None:
     host = hosted()
-    host.hub.tasks.made(ANYONE, SERVER, None, state("1"), session="x")
+    host.hub.tasks.created(ANYONE, SERVER, None, state("1"), session="x")
     ending(host, **{"1": ServerError(SERVER, -32602, "no such task")})
     assert listed(await page(host, session="y")) == []
-    assert len(host.hub.tasks.of(ANYONE)) == 1
+    assert len(host.hub.tasks.tasks_for(ANYONE)) == 1
     assert listed(await page(host, session="x")) == []
-    assert len(host.hub.tasks.of(ANYONE)) == 0
+    assert len(host.hub.tasks.tasks_for(ANYONE)) == 0
 
 
 async def test_a_server_that_says_nothing_is_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ async def test_a_cursor_leads_to_the_next_page_and_to_nothing_else(monkeypatch: 
     host = hosted("1", "2", "3", "4")
     ending(host, **dict.fromkeys("1234", "working"))
     first = await page(host)
-    host.hub.tasks.forget(host.hub.tasks.of(ANYONE)[1])
+    host.hub.tasks.forget(host.hub.tasks.tasks_for(ANYONE)[1])
     second = await page(host, first["nextCursor"])
     assert [listed(found) for found in (first, second)] == [
         [(shown("1"), "working"), (shown("2"), "working")],

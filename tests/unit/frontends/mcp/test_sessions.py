@@ -297,13 +297,13 @@ def tasks(*ids: str) -> list[ServerTask]:
     known = ServerTasks(lambda: 0.0)
     for id in ids:
         members = {"taskId": raw(id), "status": raw("working")}
-        known.made(
+        known.created(
             ANYONE,
             SERVER,
             LinkSession(),
             ServerTaskState(id, "working", is_terminal=False, ttl_seconds=None, members=members),
         )
-    return known.of(ANYONE)
+    return known.tasks_for(ANYONE)
 
 
 def test_the_status_of_a_task_is_sent_on_the_stream_or_when_there_is_one() -> None:

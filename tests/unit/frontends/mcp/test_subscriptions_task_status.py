@@ -25,7 +25,7 @@ def state(status: str = "working") -> ServerTaskState:
 
 def hosted(caller: Caller = ANYONE) -> Hosted:
     host = Hosted(ready(tool(), abilities=ABLE))
-    host.hub.tasks.made(caller, SERVER, HERE, state())
+    host.hub.tasks.created(caller, SERVER, HERE, state())
     return host
 
 

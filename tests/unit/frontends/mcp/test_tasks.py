@@ -143,10 +143,10 @@ def test_a_task_that_is_not_there_for_the_caller_leads_nowhere(id: str, surface:
 
 def test_an_id_that_its_server_gave_to_another_caller_leads_nowhere() -> None:
     tasks = known()
-    tasks.made(STRANGER, OLD, LinkSession(), state("t"))
+    tasks.created(STRANGER, OLD, LinkSession(), state("t"))
     asked = call(public_id(ANYONE, OLD, "t"))
     assert route_task_call(asked, view(), tasks) is None
-    tasks.made(ANYONE, OLD, LinkSession(), state("t"))
+    tasks.created(ANYONE, OLD, LinkSession(), state("t"))
     assert route_task_call(asked, view(), tasks) is not None
 
 
@@ -210,8 +210,8 @@ def test_the_metadata_of_an_answer_gets_the_servers_task_id() -> None:
 
 def test_how_a_task_stands_is_said_under_its_callers_id() -> None:
     tasks = known()
-    tasks.made(ANYONE, OLD, LinkSession(), state("t", more=1))
-    (task,) = tasks.of(ANYONE)
+    tasks.created(ANYONE, OLD, LinkSession(), state("t", more=1))
+    (task,) = tasks.tasks_for(ANYONE)
     message = json.loads(status_notification(task, ANYONE))
     assert message["method"] == "notifications/tasks/status"
     assert message["params"] == {"taskId": public_id(ANYONE, OLD, "t"), "status": "working", "more": 1}
@@ -229,6 +229,6 @@ def test_how_a_task_stands_is_said_under_its_callers_id() -> None:
 )
 def test_a_task_is_seen_where_it_can_be_asked_about(server: ServerName, surface: Surface, *, is_so: bool) -> None:
     tasks = known()
-    tasks.made(ANYONE, server, LinkSession(), state("t"))
-    (task,) = tasks.of(ANYONE)
+    tasks.created(ANYONE, server, LinkSession(), state("t"))
+    (task,) = tasks.tasks_for(ANYONE)
     assert is_visible(task, view(surface), surface) is is_so

@@ -40,7 +40,7 @@ class Giver:
     def token_for(self, name: str | None, key: str) -> str | None:
         return "a-token" if (name, key) == ("planner", "k3y") else None
 
-    def gives_tokens(self) -> bool:
+    def issues_tokens(self) -> bool:
         return self.has_keys
 
 

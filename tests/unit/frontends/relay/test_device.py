@@ -491,7 +491,7 @@ async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -
     assert "result" in device.said[2]
     assert isinstance(agent_server.link.sent[0].outcome, Cancelled)
     device.call("add", id=4, text="x" * LONG_BYTES)
-    device.line.ended("gone")
+    device.line.connection_ended("gone")
     device.call("add", id=5)
     for _ in range(20):  # more turns than the passes over the message
         await pause_after(LONG_BYTES + 1)
@@ -564,7 +564,7 @@ async def test_when_the_device_leaves_its_calls_are_cancelled_at_their_servers()
     device.send("prompts/list", id=2)
     room.expect("s2")
     device.send("tools/list", id=3)
-    device.line.ended("it closed the WebSocket")
+    device.line.connection_ended("it closed the WebSocket")
     assert len(agent_server.link.withdrawn) == 2
     assert device.left == [device.line]
     room.arrive("s2", "sub")

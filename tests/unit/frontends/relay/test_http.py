@@ -80,7 +80,7 @@ class Hears:
     def flush(self) -> None:
         pass
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         pass
 
 
@@ -408,7 +408,7 @@ async def test_a_list_waits_for_configured_servers_that_are_only_starting(monkey
         is_started = asyncio.Event()
         starting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(house.room.hub, "settling", {"starting": starting})
-        monkeypatch.setattr(house.room.hub, "settle", lambda _: is_started.wait())
+        monkeypatch.setattr(house.room.hub, "wait_connected", lambda _: is_started.wait())
         async with house.socket("/mcp_endpoint/call/?token=device") as socket:
             await socket.send('{"jsonrpc":"2.0","id":1,"method":"tools/list"}')
             await socket.send('{"jsonrpc":"2.0","id":2,"method":"ping"}')

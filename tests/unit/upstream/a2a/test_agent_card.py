@@ -177,7 +177,10 @@ def test_the_first_place_that_can_be_spoken_to_is_taken() -> None:
     assert isinstance(contact, AgentEndpoint)
     assert isinstance(contact.binding, RestClientBinding)
     refusal = chosen(grpc, grpc, later)
-    assert refusal == "its card names no place that can be spoken to: GRPC 1.0 is not spoken; JSONRPC 2.0 is not spoken"
+    assert (
+        refusal
+        == "its card names no interface that the hub can use: GRPC 1.0 is not supported; JSONRPC 2.0 is not supported"
+    )
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ async def test_the_address_of_the_card_itself_will_do(scene: Scene) -> None:
             (200, b'{"name":"x","supportedInterfaces":[{"url":"http://h/","protocolBinding":"GRPC",'
              b'"protocolVersion":"1.0"}]}'),
             ConnectFailed,
-            "GRPC 1.0 is not spoken",
+            "GRPC 1.0 is not supported",
         ),
         ((200, b'{"name":"x","url":"https://other.example/"}'), ConnectFailed, "add it to origins"),
         ((200, b'{"name":"x","url":"ftp://127.0.0.1/"}'), ConnectFailed, "must start with http"),
@@ -139,7 +139,7 @@ async def test_a_card_that_is_promised_and_not_given_is_done_without(every: Scen
     every.agent.has_extended = True
     listing = await every.link.list_features(known=await every.link.list_features())
     assert [tool.name for tool in listing.tools] == ["research"]
-    assert listing.notes["tools"][0].startswith("it does not give the card that it promises: ")
+    assert listing.notes["tools"][0].startswith("it does not return the extended card that it announces: ")
 
 
 async def test_an_agent_that_answers_anything_is_still_there(scene: Scene) -> None:
@@ -171,7 +171,7 @@ async def test_hubs_behind_the_agent_are_known_by_its_card(scene: Scene) -> None
 
 async def test_an_agent_knows_nothing_of_mcp(scene: Scene) -> None:
     with pytest.raises(NotConnected, match=r"does not know resources/subscribe"):
-        await scene.link.ask("resources/subscribe", b"{}")
+        await scene.link.request("resources/subscribe", b"{}")
     assert scene.link.abilities() == {"tools"}
     scene.link.listen()
     assert scene.agent.asked == []
@@ -195,7 +195,7 @@ async def test_a_truncated_card_is_rejected(scene: Scene) -> None:
 async def test_an_extension_that_is_required_and_not_known_is_noted(scene: Scene) -> None:
     scene.agent.extensions = [{"uri": "urn:x", "required": True}, {"uri": "urn:y"}]
     listing = await scene.link.list_features(known=await scene.link.list_features())
-    assert listing.notes["tools"] == ("it requires the extension 'urn:x', which is not known here",)
+    assert listing.notes["tools"] == ("it requires the extension 'urn:x', which the hub does not support",)
 
 
 @pytest.mark.parametrize("tag", ["x", '"' + "x" * 300 + '"', '"a" "b"'])

@@ -152,7 +152,7 @@ BAD: dict[str, tuple[Script, str]] = {
     "nothing": (_event(b'{"jsonrpc":"2.0","id":1,"result":{}}'), "it is empty"),
     "too much": (_event(b'"%b"' % (b"x" * 70_000)), "an event of over 65536 bytes"),
     "endless artifacts": (_flood(), "artifacts of over 65536 bytes"),
-    "silence": (streaming(), "ended before it said anything"),
+    "silence": (streaming(), "ended before its first event"),
     "HTML": (_body(b"<html>", 502), "HTTP 502"),
     "a long body": (_body(b"x" * 70_000), "an answer of over 65536 bytes"),
     "no task": (_body(b'{"jsonrpc":"2.0","id":1,"result":{"task":{"id":7}}}'), "unexpected response"),

@@ -489,7 +489,7 @@ async def test_no_caller_continues_a_task_of_another(every: Scene) -> None:
     for other in (replace(ANYONE, name="other"), replace(ANYONE, tenant="other")):
         fault = (await every.outcome(again, caller=other)).fault
         assert isinstance(fault, BadArguments)
-        assert f"task_id '{every.task_id}' is no task that you were given here" in fault.message
+        assert f"task_id '{every.task_id}' is not a task of yours here" in fault.message
     assert len(every.agent.asked) == 1
     assert texts(await every.answered(streaming(HELLO, DONE), arguments=again)) == ["hello"]
 

@@ -148,7 +148,7 @@ class Dialler:
 
     def leave(self, reason: str = "it closed the WebSocket") -> None:
         """Break the connection."""
-        self.receiver.ended(reason)
+        self.receiver.connection_ended(reason)
 
 
 class Scene:

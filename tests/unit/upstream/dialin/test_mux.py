@@ -77,7 +77,7 @@ class Server:
     def flush(self) -> None:
         self.flushes += 1
 
-    def ended(self, reason: str) -> None:
+    def connection_ended(self, reason: str) -> None:
         assert self.reason is None
         self.reason = reason
 
@@ -201,8 +201,8 @@ def test_a_refused_channel_is_closed_and_receives_nothing(scene: Scene) -> None:
 
 def test_the_sockets_end_is_every_channels(scene: Scene) -> None:
     one, two = scene.open(1), scene.open(2)
-    scene.host.ended("the connection to it broke")
-    scene.host.ended("again")
+    scene.host.connection_ended("the connection to it broke")
+    scene.host.connection_ended("again")
     assert one.reason == two.reason == "the connection to it broke"
     assert scene.endings == 1
     assert not one.channel.is_open

@@ -121,13 +121,13 @@ async def test_a_server_that_leaves_without_an_answer_is_reported_once() -> None
             came = at.time
             at.time += 5
             (shown,) = at.book.servers()
-            assert (shown.state, shown.reason) == ("connecting", "it has not said yet what it offers")
+            assert (shown.state, shown.reason) == ("connecting", "it has not listed its tools yet")
             assert shown.since == came
-            server.leave("it gave no sign of life")
+            server.leave("it did not respond")
             await nothing_is_left(at)
             await until(lambda: bool(lines))
         (line,) = lines
-        assert (line["event"], line["reason"]) == ("server left before it was listed", "it gave no sign of life")
+        assert (line["event"], line["reason"]) == ("server left before it was listed", "it did not respond")
         assert (line["server"], line["client"]) == ("kitchen_clock", "192.0.2.7")
 
 
@@ -137,7 +137,7 @@ async def test_a_server_that_never_ends_its_list_is_sent_away(monkeypatch: pytes
         server = Dialler()
         server.capabilities["prompts"] = {}  # which it does not answer
         await at.agent_server(server)
-        assert server.closed == [(1011, "it did not say within 0.02 s what it offers")]
+        assert server.closed == [(1011, "it did not list its tools within 0.02 s")]
         await nothing_is_left(at)
 
 
@@ -324,7 +324,7 @@ async def test_one_that_gives_no_sign_of_life_makes_place_for_its_name() -> None
         gone = await at.agent_server(Dialler("clock"))
         gone.is_there = False
         await at.agent_server(Dialler("clock", ["then"]))
-        assert gone.closed == [(1008, "it gives no sign of life")]
+        assert gone.closed == [(1008, "it does not respond")]
         assert (at.servers(), at.tools("kitchen_clock")) == ({"kitchen_clock": "ready"}, ["then"])
 
 
@@ -692,7 +692,7 @@ class _Channel:
 
     def flush(self) -> None: ...
 
-    def ended(self, reason: str) -> None: ...
+    def connection_ended(self, reason: str) -> None: ...
 
 
 async def test_servers_that_share_a_socket_are_one_connection_and_get_their_names(

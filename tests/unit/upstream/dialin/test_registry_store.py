@@ -113,14 +113,14 @@ async def test_the_next_hub_knows_every_server_and_its_list(journal: Journal) ->
     gone = record(seen=NOW - 7, is_named=True, title="Phone 1.0")
     here = record("lamp", "acme/家", came=NOW - 50, is_here=True)
     async with hub(journal) as first:
-        first.keep(here)
-        first.keep(gone)
+        first.store(here)
+        first.store(gone)
     later = await remembered(journal)
     assert later == [gone, msgspec.structs.replace(here, seen=NOW)]
     assert [tool.digest for tool in later[0].listing.tools] == [tool.digest for tool in LISTING.tools]
     async with hub(journal) as second:
         await second.load()
-        second.keep(record("lamp", "acme/家", came=NOW - 50))
+        second.store(record("lamp", "acme/家", came=NOW - 50))
         second.forget("home", "phone")
     assert await remembered(journal) == [record("lamp", "acme/家", came=NOW - 50)]
 
@@ -129,7 +129,7 @@ async def test_a_server_that_comes_and_goes_is_written_once_a_round() -> None:
     journal = Counting()
     async with hub(journal) as keeping:
         for number in range(100):
-            keeping.keep(record(is_here=number % 2 == 0))
+            keeping.store(record(is_here=number % 2 == 0))
     assert journal.writes["phone"] == 1
     assert [each.is_here for each in await remembered(journal)] == [False]
 
@@ -139,14 +139,14 @@ async def test_unchanged_records_are_not_written_again() -> None:
     for _ in range(2):
         async with hub(journal) as keeping:
             await keeping.load()
-            keeping.keep(record())
+            keeping.store(record())
     assert journal.writes["phone"] == 1
 
 
 async def test_a_server_that_was_not_written_need_not_be_forgotten() -> None:
     journal = Counting()
     async with hub(journal) as keeping:
-        keeping.keep(record())
+        keeping.store(record())
         keeping.forget("home", "phone")
     assert not journal.writes
     assert await remembered(journal) == []
@@ -157,13 +157,13 @@ async def test_a_list_that_is_too_long_is_not_kept_and_neither_is_the_one_before
 ) -> None:
     journal = MemoryJournal()
     async with hub(journal) as keeping:
-        keeping.keep(record())
-        keeping.keep(record("lamp"))
+        keeping.store(record())
+        keeping.store(record("lamp"))
     monkeypatch.setattr(module, "RECORD_BYTES_MAX", 1000)
     long = Listing(tuple(tool(f"t{number}", PHONE) for number in range(100)))
     async with hub(journal) as keeping:
         await keeping.load()
-        keeping.keep(record(listing=long))
+        keeping.store(record(listing=long))
     assert [each.server_id for each in await remembered(journal)] == ["lamp"]
 
 
@@ -172,7 +172,7 @@ async def test_all_of_them_together_have_a_bound(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "RECORDS_BYTES_MAX", 3000)
     async with hub(journal) as keeping:
         for number in range(20):
-            keeping.keep(record(f"phone {number}"))
+            keeping.store(record(f"phone {number}"))
     written = len(await journal.all_in(KIND, ("here", "away"), limit=20))
     kept = await remembered(journal)
     assert 0 < len(kept) == written < 10
@@ -181,7 +181,7 @@ async def test_all_of_them_together_have_a_bound(monkeypatch: pytest.MonkeyPatch
         for each in kept:
             keeping.forget(each.agent, each.server_id)
     async with hub(journal) as keeping:
-        keeping.keep(record("another"))
+        keeping.store(record("another"))
     assert [each.server_id for each in await remembered(journal)] == ["another"]
 
 
@@ -190,8 +190,8 @@ async def test_one_agents_servers_leave_room_for_those_of_others(monkeypatch: py
     monkeypatch.setattr(module, "AGENT_BYTES_MAX", 1500)
     async with hub(journal) as keeping:
         for number in range(20):
-            keeping.keep(record(f"phone {number}"))
-        keeping.keep(record("lamp", "cellar"))
+            keeping.store(record(f"phone {number}"))
+        keeping.store(record("lamp", "cellar"))
     kept = await remembered(journal)
     assert 1 < len(kept) < 10
     assert ("cellar", "lamp") in [each.key for each in kept]
@@ -200,7 +200,7 @@ async def test_one_agents_servers_leave_room_for_those_of_others(monkeypatch: py
         keeping.forget("home", "phone 0")
     async with hub(journal) as keeping:
         await keeping.load()
-        keeping.keep(record("another"))
+        keeping.store(record("another"))
     assert len(await remembered(journal)) == len(kept)
 
 
@@ -208,7 +208,7 @@ async def test_as_many_tools_as_an_agent_may_have_are_remembered() -> None:
     journal = MemoryJournal()
     long = Listing(tuple(tool(f"t{number}", PHONE, description="x" * 3000) for number in range(500)))
     async with hub(journal) as keeping:
-        keeping.keep(record(listing=long))
+        keeping.store(record(listing=long))
     (found,) = await remembered(journal)
     assert len(found.listing.tools) == 500
 
@@ -217,7 +217,7 @@ async def test_of_too_many_the_oldest_are_dropped_and_taken_away(monkeypatch: py
     journal = MemoryJournal()
     async with hub(journal) as keeping:
         for number in range(5):
-            keeping.keep(record(f"phone {number}", seen=NOW - number))
+            keeping.store(record(f"phone {number}", seen=NOW - number))
     monkeypatch.setattr(module, "RECORDS_MAX", 2)
     assert {each.server_id for each in await remembered(journal)} == {"phone 0", "phone 1"}
     assert len(await journal.all_in(KIND, ("here", "away"), limit=10)) == 2
@@ -240,11 +240,11 @@ async def test_a_damaged_document_costs_a_warning_and_can_be_written_anew(body: 
     await put(journal, Document(KIND, "home", "phone", 1, NOW, body, state="away"))
     await put(journal, Document(KIND, "home", "lamp", 1, NOW, b"{", state="away"))
     async with hub(journal) as keeping:
-        keeping.keep(record("tv"))
+        keeping.store(record("tv"))
     with capture_logs() as lines:
         async with hub(journal) as keeping:
             assert [each.server_id for each in await keeping.load()] == ["tv"]
-            keeping.keep(record())
+            keeping.store(record())
     assert [line["id"] for line in lines if "damaged" in line["event"]].count("phone") == 1
     assert {each.server_id for each in await remembered(journal)} == {"phone", "tv"}
 
@@ -254,7 +254,7 @@ async def test_unconfirmed_writes_are_repeated_once(verdict: WriteResult) -> Non
     journal = Counting((verdict,))
     background = BackgroundTasks()
     keeping = RegistryStore(journal, background, lambda: NOW)
-    keeping.keep(record())
+    keeping.store(record())
     await asyncio.wait_for(journal.has_kept.wait(), 5)
     await keeping.aclose()
     await background.aclose()
@@ -265,13 +265,13 @@ async def test_unconfirmed_writes_are_repeated_once(verdict: WriteResult) -> Non
 async def test_another_hub_may_have_written_meanwhile() -> None:
     journal = Counting()
     async with hub(journal) as one:
-        one.keep(record(title="one"))
+        one.store(record(title="one"))
         await asyncio.wait_for(journal.has_kept.wait(), 5)
         async with hub(journal) as other:
             await other.load()
-            other.keep(record(title="other"))
+            other.store(record(title="other"))
         journal.has_kept.clear()
-        one.keep(record(title="one again"))
+        one.store(record(title="one again"))
         await asyncio.wait_for(journal.has_kept.wait(), 5)  # of no use: the other one was first
         journal.has_kept.clear()
         await asyncio.wait_for(journal.has_kept.wait(), 5)
@@ -283,8 +283,8 @@ async def test_a_journal_that_refuses_costs_a_line_in_the_log() -> None:
     with capture_logs() as lines:
         async with hub(journal) as keeping:
             for name in ("a", "b", "c"):
-                keeping.keep(record(name))
-    assert [(line["event"], line["servers"]) for line in lines] == [("what dialled in could not be remembered", 3)]
+                keeping.store(record(name))
+    assert [(line["event"], line["servers"]) for line in lines] == [("dial-in servers could not be stored", 3)]
     assert set(journal.writes.values()) == {1}
 
 
@@ -305,7 +305,7 @@ async def test_a_journal_that_cannot_be_read_costs_a_line_in_the_log() -> None:
     with capture_logs() as lines:
         async with hub(Broken()) as keeping:
             assert await keeping.load() == []
-            keeping.keep(record())
+            keeping.store(record())
     assert [line.get("error") for line in lines] == ["the disk is gone", None, "the disk is gone"]
 
 
@@ -317,7 +317,7 @@ async def test_a_journal_that_never_answers_does_not_hold_up_the_end(monkeypatch
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
     background = BackgroundTasks()
     keeping = RegistryStore(Silent(), background, lambda: NOW)
-    keeping.keep(record())
+    keeping.store(record())
     async with asyncio.timeout(5):
         await keeping.aclose()
         await background.aclose()

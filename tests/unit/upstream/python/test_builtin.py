@@ -167,7 +167,7 @@ async def test_a_list_waits_until_all_modules_have_been_imported(background: Bac
     scene = Scene(background, is_settled=False)
     assert scene.hub.settling
     assert "builtin.echo" in scene.listed()
-    scene.functions.settle(("one module less",))
+    scene.functions.all_loaded(("one module less",))
     assert not scene.hub.settling
     assert scene.hub.snapshot.server_statuses[BUILTIN].notes == ("one module less",)
     scene.functions.close()

@@ -125,9 +125,9 @@ async def test_a_declined_question_returns_none(scene: Scene, function: Callable
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ({"action": "accept", "content": {"name": 7}}, "NoAnswerError: the answer does not fit what was asked for"),
-        ({"action": "accept"}, "NoAnswerError: the answer does not fit what was asked for"),
-        ({"action": "accept", "content": [1]}, "NoAnswerError: the answer does not fit what was asked for"),
+        ({"action": "accept", "content": {"name": 7}}, "NoAnswerError: the answer does not fit the requested schema"),
+        ({"action": "accept"}, "NoAnswerError: the answer does not fit the requested schema"),
+        ({"action": "accept", "content": [1]}, "NoAnswerError: the answer does not fit the requested schema"),
         ({"content": {"name": "Ann"}}, "NoAnswerError: what came back is no answer"),
         ([], "NoAnswerError: what came back is no answer"),
         (Declined(-32000, "not today"), "NoAnswerError: not today"),
@@ -201,7 +201,7 @@ async def test_a_thread_that_waits_for_an_answer_is_let_go_with_its_call(scene: 
         (
             greet_blocking,
             {"is_inline": True},
-            "RuntimeError: context.ask_blocking would keep the hub from hearing the answer",
+            "RuntimeError: context.ask_blocking would keep the hub from receiving the answer",
         ),
     ],
 )

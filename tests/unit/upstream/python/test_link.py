@@ -226,7 +226,7 @@ async def test_plain_functions_run_in_threads_and_print_aside(scene: Scene, caps
         ("nameless", "Mute"),
         (
             "not_json",
-            "TypeError: the tool's result has a value of type object, which JSON has not: "
+            "TypeError: the tool's result has a value of type object, which JSON does not have: "
             "return text, numbers, lists, dictionaries, dataclasses or models",
         ),
     ],
@@ -386,4 +386,4 @@ async def test_a_ping_needs_no_answer_and_a_question_gets_none(scene: Scene) -> 
     await scene.link.ping(0.0)
     scene.link.listen()
     with pytest.raises(NotConnected):
-        await scene.link.ask("ping", b"{}")
+        await scene.link.request("ping", b"{}")

@@ -160,7 +160,7 @@ async def test_the_address_of_a_configured_server_is_that_server(scene: Scene) -
     for url in ("https://shop.example.com", "https://shop.example.com/mcp", "https://SHOP.example.com:443/%6dcp/"):
         for caller in (PLANNER, GUEST):
             assert scene.targets.find(caller, TargetSpec(url)) == "shop"
-    assert "gets no headers" in scene.refusal("https://shop.example.com", headers={"Authorization": "x"})
+    assert "does not accept mcp_headers" in scene.refusal("https://shop.example.com", headers={"Authorization": "x"})
 
 
 async def test_targets_with_different_queries_are_distinct(scene: Scene) -> None:

@@ -243,11 +243,14 @@ def test_headers_are_compared_without_case() -> None:
         (
             {"allow": ("http://a/%2e",)},
             "allow.0 must be like https://host, https://*.domain or http://127.0.0.1:9000/path, not 'http://a/%2e': "
-            "its path has a character that not everybody reads alike",
+            "its path has a character that programs read differently",
         ),
         ({"headers": ("x y",)}, "headers.0 must be a name that HTTP allows, not 'x y'"),
-        ({"headers": ("x", "Host")}, "headers.1 must be none that the hub writes itself, not 'Host'"),
-        ({"headers": ("Mcp-Session-Id",)}, "headers.0 must be none that the hub writes itself, not 'Mcp-Session-Id'"),
+        ({"headers": ("x", "Host")}, "headers.1 must not be one that the hub writes itself, not 'Host'"),
+        (
+            {"headers": ("Mcp-Session-Id",)},
+            "headers.0 must not be one that the hub writes itself, not 'Mcp-Session-Id'",
+        ),
         ({"idle": 0.0}, "idle must be a number of seconds above 0, not 0"),
         ({"max": 0}, "max must be at least 1, not 0"),
     ],

@@ -68,9 +68,9 @@ def test_the_method_and_the_shape_decide(method: str, params: dict[str, Json], d
 def test_an_ambiguous_request_is_settled_by_its_task() -> None:
     seen = recognize_dialect("tasks/get", raws({"id": "t"}))
     assert seen == AmbiguousDialect("t", SHARED)
-    assert [seen.settle(name) for name in SHARED] == list(SHARED)
-    assert seen.settle("1.0") == "0.3"
-    assert seen.settle(None) == "0.3"
+    assert [seen.resolve(name) for name in SHARED] == list(SHARED)
+    assert seen.resolve("1.0") == "0.3"
+    assert seen.resolve(None) == "0.3"
     assert recognize_dialect("tasks/resubscribe", raws({"id": "t"})) == AmbiguousDialect("t", ("0.3", "0.1"))
     assert recognize_dialect("tasks/cancel", raws({"id": 7})) == AmbiguousDialect(None, SHARED)
 
