@@ -103,12 +103,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tell xdist which tests stay together: 3.8 writes it where pytest 9.2 no longer reads it.
+    """Leave out what only `make soak` runs, and tell xdist which tests stay together.
+
+    xdist 3.8 writes that where pytest 9.2 no longer reads it.
 
     Each worker would otherwise start every server of the matrix for itself, and every hub that a module's tests share.
     Unit tests come last: they are short, so all workers end at the same time. Tests of faults wait most of their time,
     so they are spread among the first of those, which do not.
     """
+    if not os.environ.get("ISTHMUS_SOAK"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     if not config.getoption("loadgroup", default=False):
         return
     groups: Counter[str] = Counter()

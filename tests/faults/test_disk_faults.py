@@ -33,7 +33,7 @@ from tests.faults.test_tasks_crash import (
     outcomes,
     task_message,
 )
-from tests.faults.watching import IS_SOAK, eventually, note, times
+from tests.faults.watching import eventually, note, times
 from tests.hubs import stdio, write_config
 
 POINTS = times(4, 100)
@@ -46,7 +46,7 @@ CALLS_MAX = 60
 
 pytestmark = [
     pytest.mark.timeout(300 if POINTS < 100 else 3600),
-    pytest.mark.skipif(not IS_SOAK, reason="it is for `make soak`"),
+    pytest.mark.soak,
 ]
 
 

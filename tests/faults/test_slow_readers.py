@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 
 from tests.conftest import Spawn
 from tests.faults.caller import Caller
-from tests.faults.watching import IS_SOAK, eventually, note, open_descriptors, resident_bytes, times
+from tests.faults.watching import eventually, note, open_descriptors, resident_bytes, times
 from tests.hubs import serving
 from tests.relay.peers import Manner, agent_call_url, raw_server
 from tests.relay.tokens import KEY
@@ -29,7 +29,7 @@ ROOM = {"connections": 2_000, "connections_per_address": 2_000, "caller_bytes": 
 
 pytestmark = [
     pytest.mark.timeout(300 if READERS < 100 else 1800),
-    pytest.mark.skipif(not IS_SOAK, reason="it waits half a minute, and is for `make soak`"),
+    pytest.mark.soak,  # each waits half a minute
 ]
 
 

@@ -15,7 +15,7 @@ from tests.conftest import Ledger
 from tests.databases import Database, replicated, running
 from tests.faults import quick_server
 from tests.faults.test_tasks_crash import CALLERS, ENDED, SECONDS, Load, kill_under_load, task_message
-from tests.faults.watching import IS_SOAK, eventually, times
+from tests.faults.watching import eventually, times
 from tests.hubs import HubProcess, serving, stdio, write_config
 
 HUB_KILLS = 3
@@ -46,7 +46,7 @@ async def test_a_hub_that_is_killed_under_load_loses_no_task_of_its_database_and
     assert not (tmp_path / "state" / "journal.db").exists(), "keys, and nothing of tasks"
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="300 kills are for `make soak`; the cluster's tests have a failover under load")
+@pytest.mark.soak  # 300 kills; the cluster's tests have a failover under load
 async def test_hub_and_database_are_killed_and_a_standby_takes_over(tmp_path: Path, ledger: Ledger) -> None:
     """Half of the kills happen before the failover. The standby has all that was acknowledged."""
     with replicated() as (primary, standby):
