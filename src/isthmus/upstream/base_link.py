@@ -46,8 +46,8 @@ from isthmus.upstream.response_waiters import (
     IgnoredResponse,
     PendingRequest,
     RequestTable,
+    TaskResultWaiter,
     Waiter,
-    is_hidden_task,
     log_alone,
     lost,
     waiter_for,
@@ -400,8 +400,8 @@ class BaseLink:
             return
         id = self.requests.next_id()
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else self.modern_waiter(inflight)
-        params = self.dialect.call_params(inflight.call, inflight.name, id)
-        self._dispatch(id, METHODS.get(inflight.call.kind, inflight.name), params, waiter)
+        call, name = waiter.request()
+        self._dispatch(id, METHODS.get(call.kind, name), self.dialect.call_params(call, name, id), waiter)
         if (request := self.requests.pending.get(id)) is not None:
             inflight.carriage = request
         if self.questions.early:
@@ -444,8 +444,8 @@ class BaseLink:
             self._note_abandoned(inflight)
             id = request.wire_id or str(request.id).encode()
             self._notify(CANCELLED, cancelled_params(id, reason), request)
-            if is_hidden_task(inflight):  # its caller does not know of it
-                params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
+            if isinstance(request.waiter, TaskResultWaiter):  # its caller does not know of the task
+                params = self.dialect.params({ID: msgspec.json.encode(request.waiter.task_id)})
                 self._dispatch(self.requests.next_id(), CANCEL, params, IgnoredResponse())
         request.abandon()
 
