@@ -35,6 +35,7 @@ from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.transport.flow_control import WriteBatch
 from isthmus.upstream.error_redaction import redact_error
+from isthmus.upstream.hub_errors import read_hub_error
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.questions import ServerQuestions
 from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
@@ -666,9 +667,14 @@ class BaseLink:
         self.questions.ask_only_caller(request, self._say)
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """Pass the server's error on."""
+        """Pass the server's error on. A hub reports in it what became of the call."""
         self.questions.note_error(waiter, reply)
-        waiter.error(redact_error(reply, self.redact))
+        reply = redact_error(reply, self.redact)
+        is_of_hub = self.hubs and isinstance(waiter, CallWaiter)
+        if is_of_hub and (fault := read_hub_error(self.server, reply)) is not None:
+            waiter.fail(fault)
+        else:
+            waiter.error(reply)
 
     def on_notification(self, method: str, params: Members) -> None:
         """Handle a notification. Progress names its request; other notifications name none."""
