@@ -1,5 +1,6 @@
 """A server over stdio that runs its tool as a task, in the era that it is started in; ids are counted from one.
 
+In the legacy era it has another one, `only`, which it runs in no other way.
 Two of them give the same ids, and each says when asked what it was asked before. Its tool `do` makes it tell how a task
 stands, say nothing more about tasks, forget them all, or die.
 """
@@ -16,6 +17,7 @@ RELATED = "io.modelcontextprotocol/related-task"
 VERSION = "2026-07-28"
 TIMES = {"createdAt": "2026-01-01T00:00:00Z", "lastUpdatedAt": "2026-01-01T00:00:00Z"}
 TOOL = {"name": "slow", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "optional"}}
+ONLY = {"name": "only", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 SEEN = {"name": "seen", "inputSchema": {"type": "object"}}
 DO = {"name": "do", "inputSchema": {"type": "object"}}
 STATUS = "notifications/tasks/status"
@@ -109,11 +111,13 @@ class LegacyServer(Server):
                 capabilities = {"tools": {}, "tasks": LEGACY_TASKS}
                 return {"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": INFO}
             case "tools/list":
-                return {"tools": [TOOL, SEEN, DO]}
+                return {"tools": [TOOL, ONLY, SEEN, DO]}
             case "tools/call" if params["name"] == "seen":
                 return self.seen_result()
             case "tools/call" if params["name"] == "do":
                 return self.do(params["arguments"], params.get("_meta", {}))
+            case "tools/call" if params["name"] == "only" and "task" not in params:
+                raise Refusal(-32601, "only as a task")
             case "tools/call":
                 return {"task": self.state(self.created(params))} if "task" in params else DONE
             case "tasks/get":

@@ -20,11 +20,24 @@ from mcp_types import ElicitResult
 from isthmus.library import Questions, ToolRequest, ToolService
 from tests.faults.scripted import Scripted
 from tests.faults.test_tasks_crash import killed
+from tests.fork_server import quick_isthmus
 from tests.frontends.receiver import Receiver
 from tests.frontends.task_server import TASKS
 from tests.frontends.test_a2a import envelope, run
-from tests.hubs import META, MODERN, PATIENT, TRUSTED, HubProcess, Raw, serving, started, stdio, write_config
-from tests.peers.client_sdk2 import client_over_http
+from tests.hubs import (
+    META,
+    MODERN,
+    PATIENT,
+    TRUSTED,
+    HubProcess,
+    Raw,
+    environment,
+    serving,
+    started,
+    stdio,
+    write_config,
+)
+from tests.peers.client_sdk2 import client_over_http, client_over_stdio
 from tests.property.echo_server import command
 from tests.security.fickle import command as isthmus_command
 from tests.security.fickle import until
@@ -279,6 +292,24 @@ async def test_an_mcp_caller_learns_of_the_approval_from_the_errors_data(
         error = (await raw.call(TOOL, {"n": 7}))["error"]
     assert (error["code"], error["data"]["reason"], error["data"]["executed"]) == (-32010, "approval_denied", "no")
     assert error["data"]["approval"].startswith("ap_")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_hub_before_the_hub_reports_its_faults_as_they_are(
+    hub: HubProcess, agent: Person, boss: Person, mode: Any
+) -> None:
+    arguments = {"before": mode}
+    await boss.decide("deny", (await agent.call(arguments, seconds=0.1))["approval"], reason="no")
+    async with Raw(hub.url, key=KEYS["agent"]) as raw:
+        direct = (await raw.call(TOOL, arguments))["error"]
+    words, env = quick_isthmus("stdio", "--hub", hub.url), environment({"ISTHMUS_KEY": KEYS["agent"]})
+    async with client_over_stdio(words, mode=mode, env=env) as mcp:
+        with pytest.raises(MCPError) as refused:
+            await mcp.call_tool(TOOL, arguments)
+    error = refused.value.error
+    assert (error.code, error.message) == (direct["code"], direct["message"])
+    assert error.data == {**direct["data"], "server": "hub"}
+    assert (error.data["executed"], error.data["reason"]) == ("no", "approval_denied")
 
 
 @pytest.mark.parametrize("mode", MODES)

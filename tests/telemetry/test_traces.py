@@ -16,8 +16,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.frontends import task_server
 from tests.frontends.wire import until
-from tests.hubs import META, PATIENT, TRUSTED, HubProcess, serving, stdio
+from tests.hubs import META, PATIENT, TRUSTED, HubProcess, run, serving, stdio
 from tests.peers.launch import CHECKOUT, sdk_python
 from tests.telemetry import traced_server
 from tests.telemetry.receiver import ReceivedSpan, Receiver, receiving
@@ -145,6 +146,27 @@ async def test_the_parent_is_in_meta_and_the_context_of_http_is_a_link(tmp_path:
     assert sum(point.count for point in points) == 2
     assert 0.01 in points[0].explicit_bounds
     assert receiver.metrics["mcp.server.operation.duration"].unit == "s"
+
+
+async def test_a_call_that_its_server_runs_as_a_task_is_reported_as_a_call_of_the_tool(tmp_path: Path) -> None:
+    tasks = stdio([sys.executable, task_server.__file__, "legacy"])
+    with receiving() as receiver:
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, **SOON}
+        async with (
+            serving(tmp_path, {"tasks": tasks}, env=env, hub={"audit": "batched"}, limits=PATIENT) as hub,
+            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED, timeout=SECONDS) as http,
+        ):
+            assert (await call(hub, "tasks.only", {}))["content"] == task_server.DONE["content"]
+            [ended] = (await http.get("/v1/activity")).json()["calls"]
+            counted = [line for line in (await http.get("/metrics")).text.splitlines() if 'server="tasks"' in line]
+            await asyncio.to_thread(receiver.wait_for, lambda: len(receiver.spans) >= 2)
+        audit = await run("audit", "export", "--config", str(tmp_path / "isthmus.json"), folder=tmp_path)
+    assert (ended["kind"], ended["name"]) == ("tool", "tasks.only")
+    [total] = [line for line in counted if line.startswith("isthmus_calls_total")]
+    assert 'tool="only",method="tools/call"' in total
+    records = [json.loads(line)["record"] for line in audit.out.splitlines()]
+    assert [(each["kind"], each["name"]) for each in records if "kind" in each] == [("tool", "tasks.only")]
+    assert {each.span.name for each in receiver.spans} == {"tools/call tasks.only", "tools/call only"}
 
 
 async def test_without_tracing_the_context_is_forwarded_as_it_is_and_baggage_ends_at_the_hub(tmp_path: Path) -> None:

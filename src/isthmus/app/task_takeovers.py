@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from isthmus.code.scripts import SCRIPT, STATE
-from isthmus.core.ports import Document, SharedJournal
+from isthmus.core.ports import Document, SharedJournal, WriteResult
 from isthmus.core.tasks.engine import UNFINISHED, TaskEngine
 from isthmus.core.tasks.push_delivery import DELIVERY
 from isthmus.core.tasks.record import TASK, TaskRecord
@@ -47,24 +47,31 @@ class Takeovers:
 
     async def run(self) -> None:
         """Run until cancelled."""
+        owned: list[Document] = []
         while True:
-            await self._journal.inherited.wait()
+            if not owned:
+                await self._journal.inherited.wait()
             try:
                 documents = await self._journal.inherit()
             except OSError as error:
                 log.warning("tasks of another node could not be taken over yet", error=str(error))
                 documents = []
+            if documents:
+                lost = self._engine.take_over(documents)
+                self._engine.resume()
+                self._on_lost(lost)
+            owned = await self._free([*owned, *(each for each in documents if each.kind == PLACED)])
             if not documents:
                 await asyncio.sleep(RETRY_SECONDS)
-                continue
-            self._free(documents)
-            lost = self._engine.take_over(documents)
-            self._engine.resume()
-            self._on_lost(lost)
 
-    def _free(self, documents: Sequence[Document]) -> None:
-        """Let any node run the programs that a dead one ran."""
-        replace = msgspec.structs.replace
-        freed = [replace(each, version=each.version + 1, state=FREE) for each in documents if each.kind == PLACED]
-        for document in freed:
-            self._journal.write([document], lambda _: None)
+    async def _free(self, owned: Sequence[Document]) -> list[Document]:
+        """Let any node run the programs that dead ones ran; return those whose write has to be tried again."""
+        results = await asyncio.gather(*map(self._write_free, owned))
+        # A conflict is success: an earlier try was stored, or a node has taken the program.
+        return [each for each, result in zip(owned, results, strict=True) if result in ("refused", "unknown")]
+
+    async def _write_free(self, owned: Document) -> WriteResult:
+        written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        free = msgspec.structs.replace(owned, version=owned.version + 1, state=FREE)
+        self._journal.write([free], lambda result: None if written.done() else written.set_result(result))
+        return await written

@@ -541,9 +541,14 @@ class BreakerOpen(UpstreamFault):
 
 
 class ServerError(UpstreamFault):
-    """The server answered with a JSON-RPC error, which reaches the caller unchanged."""
+    """The server answered with a JSON-RPC error, which reaches the caller unchanged.
+
+    The error of another hub has that hub's words about the call: `reason`, `executed`, `retry_after`, `approval`.
+    """
 
     reason = "server_error"
+    is_of_hub = False
+    """The server is a hub, whose words about the call are in `data`."""
 
     def __init__(self, server: ServerName, code: int, message: str, data: msgspec.Raw | None = None) -> None:
         super().__init__(message, server=server)

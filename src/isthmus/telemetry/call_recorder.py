@@ -277,18 +277,15 @@ class CassetteRecorder:
     def call_ended(self, inflight: InFlight, record: _Record, outcome: Outcome) -> None:
         """A call ends now. Of calls that reached no server, only those in `RULED` are recorded."""
         route = inflight.route
-        kind = record.call.kind
         if inflight.call.name != record.call.name:  # `call_tool` of a hub that exposes its tools as search
-            record.call = msgspec.structs.replace(inflight.call, kind=kind)
+            record.call = inflight.call
         is_sent = inflight.server_queue is not None or isinstance(outcome, Result)
         is_recorded = is_sent or (isinstance(outcome, Fault) and outcome.reason in RULED)
         if route is not None and is_recorded and route.feature.server != BUILTIN:
             server = route.feature.server
-            # While the hub waits for a task that its caller does not know of, the call has kind and name of that.
-            name = route.feature.name if kind == "tool" else inflight.name
-            schema = route.feature.definition.get("inputSchema") if kind == "tool" else None
+            schema = route.feature.definition.get("inputSchema") if record.call.kind == "tool" else None
             ms, redact = record.milliseconds(), self._redact_for(inflight)
-            record.ending = _Ending(server, name, schema, outcome, ms, redact)
+            record.ending = _Ending(server, inflight.name, schema, outcome, ms, redact)
             record.size_bytes = len(memoryview(record.call.arguments))
             if isinstance(outcome, Result):
                 record.size_bytes += len(memoryview(outcome.payload))

@@ -36,6 +36,7 @@ from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.transport.flow_control import WriteBatch
 from isthmus.upstream.error_redaction import redact_error
+from isthmus.upstream.hub_errors import read_hub_error
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.questions import ServerQuestions
 from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
@@ -47,8 +48,8 @@ from isthmus.upstream.response_waiters import (
     IgnoredResponse,
     PendingRequest,
     RequestTable,
+    TaskResultWaiter,
     Waiter,
-    is_hidden_task,
     log_alone,
     lost,
     waiter_for,
@@ -401,8 +402,8 @@ class BaseLink:
             return
         id = self.requests.next_id()
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else self.modern_waiter(inflight)
-        params = self.dialect.call_params(inflight.call, inflight.name, id)
-        self._dispatch(id, METHODS.get(inflight.call.kind, inflight.name), params, waiter)
+        call, name = waiter.request()
+        self._dispatch(id, METHODS.get(call.kind, name), self.dialect.call_params(call, name, id), waiter)
         if (request := self.requests.pending.get(id)) is not None:
             inflight.carriage = request
         if self.questions.early:
@@ -445,8 +446,8 @@ class BaseLink:
             self._note_abandoned(inflight)
             id = request.wire_id or str(request.id).encode()
             self._notify(CANCELLED, cancelled_params(id, reason), request)
-            if is_hidden_task(inflight):  # the caller does not know of this task
-                params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
+            if isinstance(request.waiter, TaskResultWaiter):  # its caller does not know of the task
+                params = self.dialect.params({ID: msgspec.json.encode(request.waiter.task_id)})
                 self._dispatch(self.requests.next_id(), CANCEL, params, IgnoredResponse())
         request.abandon()
 
@@ -667,9 +668,14 @@ class BaseLink:
         self.questions.ask_only_caller(request, self._say)
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """Pass the server's error on."""
+        """Pass the server's error on. A hub reports in it what became of the call."""
         self.questions.note_error(waiter, reply)
-        waiter.error(redact_error(reply, self.redact))
+        reply = redact_error(reply, self.redact)
+        is_of_hub = self.hubs and isinstance(waiter, CallWaiter)
+        if is_of_hub and (fault := read_hub_error(self.server, reply)) is not None:
+            waiter.fail(fault)
+        else:
+            waiter.error(reply)
 
     def on_notification(self, method: str, params: Members) -> None:
         """Handle a notification. Progress names its request; other notifications name none."""

@@ -304,6 +304,10 @@ class CallWaiter:
         self.inflight = inflight
         self.server = route.feature.server
 
+    def request(self) -> tuple[Call, str]:
+        """What is sent: the call and the server's own name for what it calls, or another request in its place."""
+        return self.inflight.call, self.inflight.name
+
     def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """End the call with the server's result, if it is valid; a long result ends it in a later turn of the loop."""
         call = self.inflight.call
@@ -539,14 +543,15 @@ def waiter_for(inflight: InFlight) -> CallWaiter:
     """The waiter for a call to a legacy server.
 
     If the server runs the tool only as a task and the caller cannot ask for one, the hub asks for the task and waits
-    for its result; to the caller it is an ordinary call. Calls that ask for a task themselves, or are about one, are
-    not changed.
+    for its result; to the caller, and in whatever is recorded, it is an ordinary call. Calls that ask for a task
+    themselves, or are about one, are not changed.
     """
+    if isinstance(inflight.carriage, TaskResultWaiter):
+        return inflight.carriage
     call, route = inflight.call, inflight.route
     assert route is not None, "the hub has found it before a call is sent"
     if call.kind != "tool" or not call.comes_back or TASK in call.extra or not _is_task(route.feature):
         return CallWaiter(inflight)
-    inflight.call = msgspec.structs.replace(call, extra={**call.extra, TASK: msgspec.Raw(b"{}")})
     return _TaskStart(inflight)
 
 
@@ -556,11 +561,6 @@ class NodeCallWaiter(CallWaiter):
     __slots__ = ()
 
     is_from_node = True
-
-
-def is_hidden_task(inflight: InFlight) -> bool:
-    """Whether the call waits for the result of a task that its caller does not know of."""
-    return inflight.call.kind == "task_result" and _is_task(inflight.target.feature)
 
 
 def _is_task(tool: Feature) -> bool:
@@ -573,17 +573,38 @@ class _TaskStart(CallWaiter):
 
     __slots__ = ()
 
+    def request(self) -> tuple[Call, str]:
+        """The call, as a task."""
+        call = self.inflight.call
+        return msgspec.structs.replace(call, extra={**call.extra, TASK: msgspec.Raw(b"{}")}), self.inflight.name
+
     def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """The server responded: with a task, or with the result at once."""
         inflight, link = self.inflight, self.inflight.link
         if inflight.is_done:  # a long answer takes several turns to read
             return
         state = read_state(payload)
-        inflight.call = call = msgspec.structs.replace(inflight.call, extra={})
         if state is None or link is None:
             super().result(payload, is_later=is_later)
             return
         inflight.rounds += 1  # it runs, whatever the next request brings
-        inflight.call = msgspec.structs.replace(call, kind="task_result")
-        inflight.name = state.id
+        inflight.carriage = TaskResultWaiter(inflight, state.id)
         link.send(inflight)
+
+
+class TaskResultWaiter(CallWaiter):
+    """Waits for the result of a task that its caller does not know of."""
+
+    __slots__ = ("task_id",)
+
+    def __init__(self, inflight: InFlight, task_id: str) -> None:
+        super().__init__(inflight)
+        self.task_id = task_id
+
+    def request(self) -> tuple[Call, str]:
+        """A request for the result of the task."""
+        return msgspec.structs.replace(self.inflight.call, kind="task_result", extra={}), self.task_id
+
+    def _end(self, outcome: Outcome) -> None:
+        # The result names the task.
+        super()._end(msgspec.structs.replace(outcome, task_of=self.server) if isinstance(outcome, Result) else outcome)

@@ -268,7 +268,7 @@ class StreamableLink(BaseLink):
             lines += header_lines(trace_headers(inflight.call.meta))
         id = self.requests.next_id()
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
-        call, name = inflight.call, inflight.name
+        call, name = waiter.request()
         method = METHODS.get(call.kind, name)
         body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
         post = Post(self, id, method, None if call.kind == "method" else name, body, waiter)

@@ -694,3 +694,18 @@ async def test_a_long_answer_is_read_in_several_turns_wherever_its_id_is(*, is_r
     assert not line.requests.pending, "its request is known before it is read"
     await turns()
     assert len(listener.ends) == 1
+
+
+# -- hubs that are servers here ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hubs", "executed"), [({}, "yes"), ({"behind": 0}, "no")])
+async def test_a_hub_says_what_became_of_a_call_and_no_other_server_can(hubs: dict[str, int], executed: str) -> None:
+    line = modern(Pipe())
+    line.hubs = hubs
+    _, listener = Scene(line).start()
+    await turn()
+    error = {"code": -32010, "message": "busy", "data": {"executed": "no", "reason": "overloaded"}}
+    line.read(message(id=1, error=error))
+    assert (listener.fault.executed, listener.fault.message) == (executed, "busy")
+    assert listener.fault.reason == ("overloaded" if hubs else "server_error")

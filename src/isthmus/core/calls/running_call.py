@@ -578,7 +578,9 @@ class InFlight:
 
     def fail(self, fault: Fault) -> None:
         """End the call with a fault; a call that was sent and asked something may have run, whatever came after."""
-        if self.rounds and fault.executed == "no":
+        if self.rounds and fault.executed == "no" and isinstance(fault, ServerError):
+            fault.executed = "unknown"  # a hub said "no", which knows only about the last round
+        elif self.rounds and fault.executed == "no":
             detail = fault.why if isinstance(fault, Lost | NotConnected) else fault.message
             fault = Lost(self.target.feature.server, detail, executed="unknown")
         self.finish(fault)

@@ -102,7 +102,7 @@ def restored_outcome(ending: StoredOutcome) -> Outcome:
     if ending.result:
         return Result(ending.result, ending.is_error, is_bare=ending.is_bare)
     fault = restored_fault(
-        ending.reason,
+        ending.reason if ending.code is None else ServerError.reason,
         ending.message,
         server=ending.server,
         executed=ending.executed,
@@ -110,6 +110,7 @@ def restored_outcome(ending: StoredOutcome) -> Outcome:
     )
     fault.approval = ending.approval
     if isinstance(fault, ServerError):
+        fault.reason = ending.reason  # another hub has reasons of its own
         fault.code, fault.data = ending.code or 0, ending.data or None
     return fault
 

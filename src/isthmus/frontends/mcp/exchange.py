@@ -63,6 +63,8 @@ def data_of(fault: Fault) -> bytes:
     if not isinstance(fault, ServerError) or fault.data is None:
         return msgspec.json.encode(details)
     own = object_members(fault.data)
+    if own is not None and fault.is_of_hub:
+        own = {key: value for key, value in own.items() if key not in HUB_MEMBERS}
     if own is None or not own.keys().isdisjoint(HUB_MEMBERS):
         own = {"data": fault.data}
     members: dict[str, Payload] = {**own}

@@ -310,12 +310,12 @@ def _size_of(raw: msgspec.Raw) -> int:
 
 
 def _copy_alone(outcome: Outcome) -> tuple[Outcome, int]:
-    """A copy of an outcome without the message that it is a part of, and its size."""
+    """An outcome that does not keep the message in memory that it is a part of, and its size."""
     if isinstance(outcome, Result):
         return msgspec.structs.replace(outcome, payload=outcome.payload.copy()), _size_of(outcome.payload)
-    if isinstance(outcome, ServerError) and outcome.data is not None and outcome.server is not None:
-        data = outcome.data.copy()
-        return ServerError(outcome.server, outcome.code, outcome.message, data), len(outcome.message) + _size_of(data)
+    if isinstance(outcome, ServerError) and outcome.data is not None:
+        outcome.data = outcome.data.copy()
+        return outcome, len(outcome.message) + _size_of(outcome.data)
     return outcome, len(outcome.message)
 
 

@@ -20,16 +20,7 @@ from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Subscriber
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call, ClientCapabilities
-from isthmus.model.fault_table import (
-    FAULTS,
-    BadArguments,
-    Executed,
-    Fault,
-    Lost,
-    NotConnected,
-    ServerError,
-    restored_fault,
-)
+from isthmus.model.fault_table import BadArguments, Fault, Lost, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
@@ -42,6 +33,7 @@ from isthmus.upstream.base_link import (
     ConnectFailed,
     FollowerLink,
 )
+from isthmus.upstream.hub_errors import read_error, read_node_error
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import CallWaiter, NodeCallWaiter, PendingRequest, Waiter
@@ -248,10 +240,6 @@ WELCOME_BYTES_MAX = 16 * 1024
 MESSAGE_BYTES_MAX = 1024 * 1024 - 1024
 """Most clients accept messages of one megabyte; the rest is for the envelope."""
 
-HUBS_OWN = frozenset({"executed", "reason"})
-HUBS_WORDS = HUBS_OWN | {"server", "retryAfter"}
-"""Members that a hub adds to the data of an error; the first two are always present."""
-
 NORMAL = 1000
 REFUSED = 1008
 FAILED = 1011
@@ -410,14 +398,14 @@ class DialInLink(BaseLink):
             super().read(text)
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """See `BaseLink.on_error_reply`. A hub, like our own client, reports what became of a failed call."""
+        """See `BaseLink.on_error_reply`. Our own client reports what became of a failed call."""
         fault: Fault | ErrorReply = reply
         if self.announced is not None:
             fault = read_node_error(self.server, reply)
             if isinstance(fault, NotConnected) and isinstance(waiter, CallWaiter) and _can_wait(waiter.inflight):
                 _submit_again(waiter.inflight)
                 return
-        elif self.is_muxed or self.hubs:
+        elif self.is_muxed:
             fault = read_error(self.server, reply)
         if isinstance(fault, ErrorReply):
             super().on_error_reply(waiter, fault)
@@ -652,48 +640,3 @@ def renamed(listing: Listing, server: ServerName) -> Listing:
         resources=tuple(replace(each, server=server) for each in listing.resources),
         templates=tuple(replace(each, server=server) for each in listing.templates),
     )
-
-
-# -- errors of our own client ----------------------------------------------------------------------------------------
-
-
-class _HubError(msgspec.Struct):
-    executed: Executed
-    reason: str
-    retry_after: float | None = msgspec.field(name="retryAfter", default=None)
-
-
-def read_node_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
-    """The meaning of an error from another node of the cluster: the fault that the call had there."""
-    try:
-        found = None if reply.data is None else msgspec.json.decode(reply.data, type=_HubError)
-    except msgspec.MsgspecError:
-        found = None
-    row = None if found is None else FAULTS.get(found.reason)
-    if found is None or row is None or not row.crosses_nodes:
-        return read_error(server, reply)
-    return restored_fault(
-        found.reason, reply.message, server=server, executed=found.executed, retry_after=found.retry_after
-    )
-
-
-def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
-    """The meaning of an error from a client that is a hub itself.
-
-    Such a client knows whether its server ran. If the server did not answer, this returns the fault that this hub would
-    have found itself; an error of the server itself is returned as the server sent it.
-    """
-    members = None if reply.data is None else jsonrpc.object_members(reply.data)
-    if members is None or not members.keys() >= HUBS_OWN:
-        return reply
-    try:
-        fault = msgspec.json.decode(jsonrpc.render(members), type=_HubError)
-    except msgspec.MsgspecError:
-        return reply
-    if fault.executed == "yes":
-        own = {name: value for name, value in members.items() if name not in HUBS_WORDS}
-        return msgspec.structs.replace(reply, data=msgspec.Raw(jsonrpc.render(own)) if own else None)
-    detail = reply.message.partition(": ")[2] or reply.message
-    if fault.executed == "no":
-        return NotConnected(server, detail)
-    return Lost(server, detail, executed="unknown", is_behind=True)

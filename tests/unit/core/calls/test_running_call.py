@@ -14,7 +14,7 @@ from isthmus.core.calls import running_call as module
 from isthmus.core.calls.running_call import TICK_SECONDS, InFlight, OpenQuestion
 from isthmus.core.settings import Limits
 from isthmus.model.calls import GIVEN_UP, NOT_ASKED, TOO_LATE, Answered, Event, OnReply, Outcome, Question, Reply
-from isthmus.model.fault_table import Cancelled, Lost, TimedOut, Unanswered
+from isthmus.model.fault_table import Cancelled, Lost, ServerError, TimedOut, Unanswered
 from tests.unit.core.doubles import DONE, PROGRESS, SERVER, Listener, Notes, Stage, call, raw
 
 
@@ -67,6 +67,16 @@ async def test_a_call_that_asked_something_may_have_run_though_its_answers_are_n
     inflight.rounds = rounds
     way(inflight)
     assert listener.fault.executed == executed
+
+
+@pytest.mark.parametrize(("rounds", "executed"), [(0, "no"), (1, "unknown")])
+async def test_a_hub_that_says_no_knows_only_about_the_last_round(rounds: int, executed: str) -> None:
+    inflight, listener = Stage().start()
+    inflight.rounds = rounds
+    fault = ServerError(SERVER, -32010, "not approved")
+    fault.executed, fault.reason = "no", "approval_denied"
+    inflight.fail(fault)
+    assert (listener.fault.executed, listener.fault.reason) == (executed, "approval_denied")
 
 
 async def test_a_late_answer_to_a_call_without_a_tool_is_dropped() -> None:

@@ -80,6 +80,15 @@ def test_a_fault_comes_back_from_its_ending(fault: Fault) -> None:
         assert (outcome.code, outcome.data) == (fault.code, fault.data)
 
 
+def test_the_words_of_another_hub_come_back_with_its_error() -> None:
+    fault = ServerError(SERVER, -32602, "Resource not found: x", raw({"uri": "x"}))
+    fault.executed, fault.reason, fault.approval = "no", "unknown_resource", "ap_1"
+    outcome = restored_outcome(stored_outcome(fault))
+    assert isinstance(outcome, ServerError)
+    assert (outcome.code, outcome.data) == (fault.code, fault.data)
+    assert (outcome.executed, outcome.reason, outcome.approval) == ("no", "unknown_resource", "ap_1")
+
+
 def test_so_does_a_result() -> None:
     for result in (Result(raw({"content": []})), Result(raw({"isError": True}), is_error=True)):
         assert restored_outcome(stored_outcome(result)) == result

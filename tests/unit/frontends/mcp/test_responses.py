@@ -69,6 +69,14 @@ def test_a_servers_own_data_is_kept_and_ours_added(own: object, received: dict[s
     assert json.loads(data_of(ServerError(FILES, 1, "no", raw(own)))) == received
 
 
+def test_a_server_that_is_a_hub_speaks_for_itself_once() -> None:
+    said = raw({"executed": "no", "reason": "overloaded", "server": "behind", "retryAfter": 1, "hint": [1]})
+    fault = ServerError(FILES, -32010, "busy", said)
+    fault.is_of_hub, fault.executed, fault.reason, fault.retry_after = True, "no", "overloaded", 1.0
+    told = {"executed": "no", "reason": "overloaded", "server": "files", "retryAfter": 1.0, "hint": [1]}
+    assert json.loads(data_of(fault)) == told
+
+
 def test_a_server_cannot_speak_for_the_hub() -> None:
     forged = msgspec.Raw(b'{"executed":"no","server":"other","detail":1}')
     received = msgspec.json.decode(data_of(fault_table.ServerError(FILES, -32000, "no", forged)))

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import msgspec
 import pytest
 
-from isthmus.model.fault_table import FAULTS, Fault, Lost, NotConnected
-from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.upstream.dialin.link import read_error, read_node_error
 from isthmus.upstream.dialin.mux import MuxChannel, MuxHost
-from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.relay import mux
 from isthmus.wire.relay.mux import ChannelClosed, ChannelOpened, Frame, OpenChannel
 
@@ -251,49 +243,3 @@ def test_words_of_a_later_client_are_passed_over(scene: Scene) -> None:
     scene.host.read(mux.write_message(99, b"nobody's"))
     assert scene.socket.closing is None
     assert one.reason is None
-
-
-# -- what our own client says of its servers -----------------------------------------------------------------------
-
-NAME = ServerName("robot_one")
-
-
-def reply(message: str, data: Any) -> ErrorReply:
-    text = json.dumps(data, separators=(",", ":")).encode()
-    return ErrorReply(msgspec.Raw(b"1"), -32012, message, None if data is None else msgspec.Raw(text))
-
-
-def test_a_call_that_its_server_did_not_answer_ended_as_if_this_hub_had_kept_it() -> None:
-    received: dict[str, Any] = {"executed": "unknown", "reason": "lost", "server": "one"}
-    lost = read_error(NAME, reply("Lost server one during the call: killed by signal 9", received))
-    assert isinstance(lost, Lost)
-    assert lost.is_behind
-    assert (lost.executed, lost.message) == ("unknown", "Lost server robot_one during the call: killed by signal 9")
-
-    received = {"executed": "no", "reason": "draining", "retryAfter": 1}
-    refused = read_error(NAME, reply("The hub is shutting down", received))
-    assert isinstance(refused, NotConnected)
-    assert (refused.executed, refused.why) == ("no", "The hub is shutting down")
-
-
-@pytest.mark.parametrize("own", [{"hint": [1, {"a": None}]}, None])
-def test_a_servers_own_error_comes_out_as_it_was(own: dict[str, Any] | None) -> None:
-    received = {**(own or {}), "executed": "yes", "reason": "server_error", "server": "one"}
-    error = read_error(NAME, reply("no such file", received))
-    assert error == reply("no such file", own)
-
-
-@pytest.mark.parametrize("data", [None, 5, [], {}, {"executed": "no"}, {"executed": "maybe", "reason": "x"}])
-def test_errors_without_hub_data_are_unchanged(data: Any) -> None:
-    error = reply("oh", data)
-    assert read_error(NAME, error) is error
-
-
-@pytest.mark.parametrize("reason", FAULTS)
-def test_a_fault_of_another_node_is_unchanged_if_the_table_says_so(reason: str) -> None:
-    fault = read_node_error(NAME, reply("in its words", {"executed": "no", "reason": reason, "retryAfter": 2.0}))
-    assert isinstance(fault, Fault)
-    if FAULTS[reason].crosses_nodes:
-        assert (fault.reason, fault.message, fault.executed, fault.retry_after) == (reason, "in its words", "no", 2.0)
-    else:
-        assert isinstance(fault, NotConnected)
