@@ -63,8 +63,8 @@ from isthmus.telemetry.call_metrics import CallMetrics, GroupedCounters
 from isthmus.telemetry.otlp import Telemetry
 from isthmus.transport.egress import Egress
 from isthmus.upstream.base_link import ConnectFailed
+from isthmus.upstream.credential_redaction import MARK, redact_beginning
 from isthmus.upstream.dialin.registry import DialInRegistry
-from isthmus.upstream.error_redaction import MARK, redact_beginning
 from isthmus.upstream.listing import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import

@@ -32,7 +32,7 @@ from isthmus.library.errors import (
 )
 from isthmus.model.calls import Kind, Outcome, Result
 from isthmus.model.fault_table import FAULTS, BadArguments, CallerFault, Fault, ServerError, UnknownTool
-from isthmus.model.readable_text import without_locations
+from isthmus.model.location_redaction import without_locations
 from isthmus.wire.mcp.forwarded_methods import wrap_bare_result
 
 INVALID_PARAMS = -32602

@@ -26,7 +26,7 @@ from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, Us
 from isthmus.library.errors import LibraryError, ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.results import refused_result, unavailable_result
 from isthmus.library.service import ToolService
-from isthmus.model.readable_text import without_locations
+from isthmus.model.location_redaction import without_locations
 
 RESERVED = frozenset(
     {

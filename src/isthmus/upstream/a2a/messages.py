@@ -32,7 +32,7 @@ from isthmus.model.tasks import (
     TextPart,
 )
 from isthmus.upstream.a2a.agent_card import SkillTool
-from isthmus.upstream.error_redaction import Redact, redact_json
+from isthmus.upstream.credential_redaction import Redact, redact_json
 from isthmus.wire.a2a.v1_0 import null_as_absent
 from isthmus.wire.jsonrpc import Payload, compact, object_members, render
 from isthmus.wire.mcp.forwarded_methods import QUESTIONS
