@@ -88,7 +88,7 @@ SERVERS = {
 """Written by servers, and believed only within their own origin: by their name in the matrix."""
 
 FETCHED = listed("""
-    app.tokens._Metadata.issuer app.tokens._Metadata.jwks_uri
+    app.issuer_keys._Metadata.issuer app.issuer_keys._Metadata.jwks_uri
     credentials.discovery.ServerMetadata.authorization_endpoint credentials.discovery.ServerMetadata.issuer
     credentials.discovery.ServerMetadata.device_authorization_endpoint
     credentials.discovery.ServerMetadata.registration_endpoint credentials.discovery.ServerMetadata.token_endpoint
