@@ -81,7 +81,7 @@ CALLERS = {
 """Written by callers: by the beginning of the field's name in the matrix."""
 
 SERVERS = {
-    "upstream.a2a.agent_card.AgentEndpoint.origin": "card",
+    "upstream.a2a.card_to_tools.AgentEndpoint.origin": "card",
     "wire.a2a.cards.AgentInterface.url": "card",
     "credentials.discovery.Challenge.resource_metadata": "challenge",
 }

@@ -35,7 +35,7 @@ from isthmus.model.tasks import (
 )
 from isthmus.model.trace_context import trace_headers
 from isthmus.transport.http_client import EVENT_STREAM, ConnectionLost, Ticket, media_type
-from isthmus.upstream.a2a.messages import (
+from isthmus.upstream.a2a.mcp_conversion import (
     AgentQuestion,
     ArtifactBuffer,
     ProgressReports,
