@@ -23,7 +23,7 @@ from isthmus.app.served_session import ASKED_BYTES_MAX
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_slots import slot_file
+from isthmus.storage.audit_log_folders import slot_file
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from tests.conftest import children
 from tests.hubs import META
