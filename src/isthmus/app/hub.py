@@ -20,7 +20,7 @@ from isthmus.app.links import ME, Links, Placing
 from isthmus.app.parser_process import LongReader
 from isthmus.app.reload_diff import ConfigDiff, compare
 from isthmus.app.rest_server_edits import NotSaved, ServerEdits
-from isthmus.app.server_findings import EntryPlaces, entry_of, fix_of
+from isthmus.app.server_diagnosis import EntryPlaces, entry_of, fix_of
 from isthmus.app.shared_state import sealer_of, vault_of
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.finding_codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET

@@ -53,7 +53,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "enable": ("edit_servers.enable", "Switch servers on."),
         "disable": ("edit_servers.disable", "Switch servers off, and keep their entries."),
         "restart": ("restart.restart", "Restart a server of a running hub."),
-        "approve": ("approve.approve_command", "Review tools whose definition changed."),
+        "approve": ("definition_approvals.approve_command", "Review tools whose definition changed."),
         "config": ("config.config", "Check or print the configuration."),
         "credentials": ("login.credentials", "Manage the key that encrypts logins."),
         "import": ("edit_servers.import_command", "Import the servers of other clients into isthmus.toml."),
@@ -65,7 +65,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Access": {
         "access": ("access.access_command", "Print what a caller can reach, and why."),
-        "approvals": ("approvals.approvals", "Decide about calls that wait for a person."),
+        "approvals": ("call_approvals.approvals", "Decide about calls that wait for a person."),
         "audit": ("audit.audit", "Verify, tail or export the audit log."),
         "budgets": ("budgets.budgets", "Print how much of each budget is used."),
         "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
