@@ -18,7 +18,7 @@ from isthmus.wire.a2a.client import RestClientBinding, RestClientV03, RpcClientB
 from isthmus.wire.a2a.operations import GetTask
 from isthmus.wire.lines import LineDecoder
 from isthmus.wire.mcp import forwarded_methods, legacy, lists, messages, modern, tasks
-from isthmus.wire.relay import messages as relay_messages
+from isthmus.wire.relay import device_messages as relay_messages
 from isthmus.wire.relay import mux
 from isthmus.wire.sse import SseDecoder, SseEvent
 

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "connect": "isthmus.library.connection",
     "ToolError": "isthmus.library.errors",
-    "tool": "isthmus.library.tools",
+    "tool": "isthmus.library.own_tools",
 }
 """Their types are in `__init__.pyi`, for the same reason."""
 

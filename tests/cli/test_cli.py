@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_slots import slot_file
+from isthmus.storage.audit_log_folders import slot_file
 from tests import hubs
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, Ended, environment, isthmus, serving, stdio, write_config

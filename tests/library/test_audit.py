@@ -22,7 +22,7 @@ from isthmus.library import (
 )
 from isthmus.library.agent_tools import AgentTools, not_approved
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_slots import slot_file
+from isthmus.storage.audit_log_folders import slot_file
 
 ASKED = ToolRequest("builtin.echo", parameters={"text": "hi"})
 EVE = UserContext("eve", permissions=UserPermissions(["builtin"]))

@@ -14,7 +14,7 @@ from isthmus.core.calls.running_call import InFlight
 from isthmus.library import BlockingToolService, ToolRequest, ToolService
 from isthmus.library.loop_thread import LoopThread
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_slots import slot_file
+from isthmus.storage.audit_log_folders import slot_file
 from tests.library.process_resources import ProcessResources, leaked_since, process_resources
 from tests.library.services import pay, raw_server, with_servers
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from isthmus.library import Questions, ToolContext, ToolRequest, ToolService, WrongThreadError, run, tool
-from isthmus.library.contracts import ChunkType
 from isthmus.library.loop_thread import LoopThread
+from isthmus.library.public_types import ChunkType
 
 
 async def where() -> str:

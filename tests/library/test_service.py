@@ -38,7 +38,7 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.results import CODES, STATUSES, result_from
+from isthmus.library.outcomes_to_results import CODES, STATUSES, result_from
 from isthmus.model.calls import Result
 from isthmus.model.fault_table import Bug, Fault, ServerError, leaves
 from isthmus.model.names import ServerName

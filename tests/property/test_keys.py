@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from isthmus.app.caller_identity import LOST, TRUST_SECONDS, Identities
-from isthmus.app.key_files import KeyFile
+from isthmus.app.caller_identity import LOST, Identities
+from isthmus.app.key_files import TRUST_SECONDS, KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.identity.keys import digest_of

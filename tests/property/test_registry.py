@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, llm_form
-from isthmus.library.client import MCPClientWrapper
-from isthmus.library.contracts import ToolResult, ToolStatus
 from isthmus.library.manager import MCPManager, ToolRegistry, _RegisteredTools
+from isthmus.library.public_types import ToolResult, ToolStatus
+from isthmus.library.server_clients import MCPClientWrapper
 from isthmus.library.server_config import MCPConfigLoader, MCPServerConfig
 from isthmus.model.names import FeatureName, ServerName, loses_letters
 from tests.choices import IS_FULL

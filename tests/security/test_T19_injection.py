@@ -22,7 +22,7 @@ from hypothesis import strategies as some
 from isthmus.model.calls import Result
 from isthmus.transport.egress import HttpOrigin
 from isthmus.transport.http_client import header_lines, request_head
-from isthmus.upstream.a2a.agent_card import AgentEndpoint
+from isthmus.upstream.a2a.card_to_tools import AgentEndpoint
 from isthmus.wire.a2a.client import ClientV10, RestClientBinding, RestClientV03
 from isthmus.wire.a2a.operations import CancelTask, GetTask, SubscribeToTask
 from isthmus.wire.mcp.modern import annotated_params, decode_header, encode_header, is_annotation_valid, param_headers

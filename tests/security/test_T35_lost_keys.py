@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from isthmus.app.caller_identity import TRUST_SECONDS, Identities
+from isthmus.app.caller_identity import Identities
 from isthmus.app.hub import RunningHub
-from isthmus.app.key_files import KeyFile
+from isthmus.app.key_files import TRUST_SECONDS, KeyFile
 from isthmus.app.routes import Routes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.http.auth import Authenticator

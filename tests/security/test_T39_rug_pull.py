@@ -25,7 +25,7 @@ import pytest
 from isthmus.app import definition_pins as pinning
 from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.cli.approve import approve, show_changes
+from isthmus.cli.definition_approvals import approve, show_changes
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
 from isthmus.library import ToolService

@@ -19,8 +19,8 @@ import structlog
 from isthmus.cli.output import harmless
 from isthmus.core.catalog.definition_review import flags_of
 from isthmus.model.features import Tool
+from isthmus.model.hidden_characters import CONTROL, INVISIBLE, MISJOINED, escaped
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.readable_text import CONTROL, INVISIBLE, MISJOINED, escaped
 from isthmus.telemetry import logs
 from tests.fork_server import quick_isthmus
 from tests.hubs import environment, write_config

@@ -34,7 +34,7 @@ OWN_SAY = {
     "isthmus/core/catalog/fleets.py",  # the same, of `fleet_members`
     "isthmus/config/named_tables.py",  # documentation of a rule, which believes a hint only where it holds a call
     "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs
-    "isthmus/library/tools.py",  # the same
+    "isthmus/library/own_tools.py",  # the same
     "isthmus/library/agent_tools.py",  # `is_destructive`, which believes trusted servers only (see below)
     "isthmus/cli/tools.py",  # shows them to a person
     "isthmus/integrations/openai_agents.py",  # passes them on to a framework

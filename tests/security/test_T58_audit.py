@@ -37,8 +37,8 @@ from isthmus.cli.main import main
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import AuditRow, Point, RecordEncoder, Verification, follow
 from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_log_folders import list_slots, slot_file
 from isthmus.storage.audit_signatures import MAIN_LOG, read_checkpoint, read_keys
-from isthmus.storage.audit_slots import list_slots, slot_file
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE
 from tests.conftest import Ledger

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.edit import ImportOptions, import_servers
+from isthmus.cli.edit_servers import ImportOptions, import_servers
 from isthmus.cli.exits import Exit
 from isthmus.config.client_file_reader import HostContext, read_client_files
 from isthmus.config.files import FILE_BYTES_MAX, read_document

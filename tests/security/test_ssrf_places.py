@@ -81,14 +81,14 @@ CALLERS = {
 """Written by callers: by the beginning of the field's name in the matrix."""
 
 SERVERS = {
-    "upstream.a2a.agent_card.AgentEndpoint.origin": "card",
+    "upstream.a2a.card_to_tools.AgentEndpoint.origin": "card",
     "wire.a2a.cards.AgentInterface.url": "card",
     "credentials.discovery.Challenge.resource_metadata": "challenge",
 }
 """Written by servers, and believed only within their own origin: by their name in the matrix."""
 
 FETCHED = listed("""
-    app.tokens._Metadata.issuer app.tokens._Metadata.jwks_uri
+    app.issuer_keys._Metadata.issuer app.issuer_keys._Metadata.jwks_uri
     credentials.discovery.ServerMetadata.authorization_endpoint credentials.discovery.ServerMetadata.issuer
     credentials.discovery.ServerMetadata.device_authorization_endpoint
     credentials.discovery.ServerMetadata.registration_endpoint credentials.discovery.ServerMetadata.token_endpoint

@@ -1,7 +1,7 @@
 """The audit log of a hub: opens it in the journal or in a slot, records events, prunes old records, and closes it.
 
 `serve` writes into its journal's store. Processes without a journal, or with the state folder of a running hub, use a
-slot (`storage.audit_slots`).
+slot (`storage.audit_log_folders`).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ from isthmus.frontends.http.auth import Authenticator
 from isthmus.identity.minted_keys import Keys as MintedKeys
 from isthmus.identity.minted_keys import State
 from isthmus.model.callers import Caller
+from isthmus.storage.audit_log_folders import acquire_place, acquire_slot, chain_slot, list_slots, reopen_slot
 from isthmus.storage.audit_signatures import (
     MAIN_LOG,
     AuditKeyDamaged,
@@ -68,7 +69,6 @@ from isthmus.storage.audit_signatures import (
     read_checkpoint,
     read_keys,
 )
-from isthmus.storage.audit_slots import acquire_place, acquire_slot, chain_slot, list_slots, reopen_slot
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry.audit_writer import Audit, Mode

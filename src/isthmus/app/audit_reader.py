@@ -37,6 +37,7 @@ from isthmus.core.audit import (
 from isthmus.core.ports import AuditBusy, AuditFilter, AuditLine, AuditPage, AuditProgress, NoAuditLog
 from isthmus.model.names import name_filter
 from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_log_folders import chain_slot, list_slots, slot_file
 from isthmus.storage.audit_signatures import (
     FOLDER,
     KEY_FILE,
@@ -48,7 +49,6 @@ from isthmus.storage.audit_signatures import (
     read_checkpoint,
     read_keys,
 )
-from isthmus.storage.audit_slots import chain_slot, list_slots, slot_file
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE
 

@@ -19,7 +19,7 @@ import structlog
 from msgspec.structs import replace
 
 from isthmus.app.hub import LOCAL
-from isthmus.app.key_files import KeyStore, Look, finding_of, reason_of
+from isthmus.app.key_files import Minted
 from isthmus.app.shared_state import key_store
 from isthmus.config.callers import CALLERS, DEFAULT_TENANT
 from isthmus.config.finding_codes import NO_USABLE_CALLER
@@ -27,7 +27,7 @@ from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration
 from isthmus.identity.keys import KeyRing, credential_of, digest_of
-from isthmus.identity.minted_keys import Keys, MintedKey, StoreDamaged
+from isthmus.identity.minted_keys import Keys, MintedKey
 from isthmus.identity.verifier import Verifier
 from isthmus.model.callers import Caller, Grants, Unprovable, everywhere
 
@@ -35,9 +35,6 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.25
 """How often the list of keys and their expiry are checked. A change applies within a second."""
-
-TRUST_SECONDS = 30.0
-"""How long the last list is used when it cannot be read: keys revoked meanwhile would stay valid."""
 
 BOUNDS_MAX = 4096
 """How many verified callers are cached with the permissions that their tenants leave them."""
@@ -61,62 +58,6 @@ _MARK = secrets.token_bytes(32)
 
 FILE_MARKS = f"file:{secrets.token_hex(4)}-"
 """The prefix of this process's ids; ids of other processes cannot be matched to keys."""
-
-
-class Minted:
-    """The list of keys in the state folder, as a hub that runs knows it."""
-
-    def __init__(self, file: KeyStore, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the list.
-
-        Raises:
-            ConfigError: there is one, and it cannot be used.
-        """
-        self._file = file
-        self._clock = clock
-        self.keys: Keys = ()
-        self.is_wanted = False
-        """Whether keys are required: a list exists, and the hub was not opened again."""
-        self._seen: Look | None = None
-        self._good_at = clock()
-        self._complaint = ""
-        try:
-            self._read()
-        except (OSError, StoreDamaged) as error:
-            raise ConfigError(finding_of(file, error)) from error
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it has been unreadable for too long."""
-        return self.is_wanted and self._clock() - self._good_at > TRUST_SECONDS
-
-    def reload(self) -> None:
-        """Read the list if it has changed. This blocks on the disk. An unreadable list changes nothing."""
-        try:
-            self._read()
-        except (OSError, StoreDamaged) as error:
-            if (reason := reason_of(error)) != self._complaint:
-                self._complaint = reason
-                message = "cannot read the list of keys; its last known state is used for a short while"
-                log.error(message, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
-            return
-        if self._complaint:
-            log.info("the list of keys can be read again", file=str(self._file.path))
-            self._complaint = ""
-
-    def _read(self) -> None:
-        """Raises: OSError, StoreDamaged."""
-        if not self.is_wanted and not self._file.exists():
-            self._good_at = self._clock()
-            return
-        is_open = self._file.is_open()
-        self.is_wanted = self.is_wanted or not is_open
-        seen = self._file.revision()
-        if seen != self._seen:
-            self.keys = self._file.read()
-            self._seen = seen
-        self.is_wanted = not is_open
-        self._good_at = self._clock()
 
 
 class Identities(Container[Caller]):

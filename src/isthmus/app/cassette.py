@@ -18,7 +18,7 @@ from isthmus.core.cassette_matching import Match, Player, Timing, read_cassette
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.telemetry.call_recorder import CassetteRecorder, CassetteSettings, Redact
-from isthmus.upstream.error_redaction import redact_whole
+from isthmus.upstream.credential_redaction import redact_whole
 from isthmus.upstream.server_settings import ReplaySettings, ServerSettings
 
 NEVER = 1_000_000_000

@@ -3,7 +3,7 @@
 It dials out and opens no port, so it works behind NAT. A small local hub runs the servers: it restarts them when they
 die and speaks their protocol era. A `Dialler` has one `Line` for all servers, or one for each if the remote hub cannot
 share a socket. Local servers are unaffected by a lost connection; only the hub's pending calls are cancelled.
-`app.dial_talk` has the MCP sessions on a connection. The command line calls this.
+`app.dial_sessions` has the MCP sessions on a connection. The command line calls this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.dial_talk import Channels, LocalOffer, Wire, serve_offer
+from isthmus.app.dial_sessions import Channels, LocalOffer, Wire, serve_offer
 from isthmus.app.hub import RunningHub
 from isthmus.app.served_session import OfferShare, ServedSession
 from isthmus.config.settings import Configuration
@@ -381,13 +381,13 @@ class Line:
                     self._channels.open(offer)
 
     def named(self, offer: LocalOffer, server: str) -> None:
-        """See `dial_talk.SessionListener`."""
+        """See `dial_sessions.SessionListener`."""
         self._pauses_of[offer].reset()
         self._named_at.setdefault(offer, asyncio.get_running_loop().time())
         self._dialler.named(offer, server)
 
     def waits(self, offer: LocalOffer, seconds: float) -> None:
-        """See `dial_talk.SessionListener`."""
+        """See `dial_sessions.SessionListener`."""
         self._dialler.waits(offer, seconds)
 
     def closed(self, offer: LocalOffer, code: int, reason: str) -> None:

@@ -19,8 +19,8 @@ from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links, Placing
 from isthmus.app.parser_process import LongReader
 from isthmus.app.reload_diff import ConfigDiff, compare
-from isthmus.app.server_edits import NotSaved, ServerEdits
-from isthmus.app.server_findings import EntryPlaces, entry_of, fix_of
+from isthmus.app.rest_server_edits import NotSaved, ServerEdits
+from isthmus.app.server_diagnosis import EntryPlaces, entry_of, fix_of
 from isthmus.app.shared_state import sealer_of, vault_of
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.finding_codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
@@ -63,8 +63,8 @@ from isthmus.telemetry.call_metrics import CallMetrics, GroupedCounters
 from isthmus.telemetry.otlp import Telemetry
 from isthmus.transport.egress import Egress
 from isthmus.upstream.base_link import ConnectFailed
+from isthmus.upstream.credential_redaction import MARK, redact_beginning
 from isthmus.upstream.dialin.registry import DialInRegistry
-from isthmus.upstream.error_redaction import MARK, redact_beginning
 from isthmus.upstream.listing import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import

@@ -1,6 +1,7 @@
 """The list of API keys: a file in the state folder, or a document in a cluster's database (`KeyDocument`).
 
-The hub reads it; `isthmus token` changes it.
+A running hub reads it (`Minted`) and uses the last list for a short while if it becomes unreadable; `isthmus token`
+changes it.
 
 Several processes may use it at once: writers hold a lock, and readers see the old or the new list, never half of one.
 If the folder exists, keys were created: a missing list in it is a lost list.
@@ -13,10 +14,13 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
+
+import structlog
 
 from isthmus.app.state_folder import NoStateFolder, make_folder
 from isthmus.config.files import read_regular_file
@@ -24,6 +28,8 @@ from isthmus.config.finding_codes import KEY_STORE
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.core.ports import SharedState, StateDocument
 from isthmus.identity.minted_keys import Keys, StoreDamaged, read_keys, write_keys
+
+log = structlog.get_logger(__name__)
 
 FOLDER = "keys"
 FILE = "keys.json"
@@ -33,6 +39,9 @@ OPEN = "open"
 
 FILE_BYTES = 16 * 1024 * 1024
 """Far more than the maximum number of keys needs; the command line never writes a longer file."""
+
+TRUST_SECONDS = 30.0
+"""How long the last list is used when it cannot be read: keys revoked meanwhile would stay valid."""
 
 Look: TypeAlias = tuple[int, ...]
 """Identifies a version of a file without reading it."""
@@ -223,6 +232,62 @@ class KeyDocument:
 
 
 KeyStore: TypeAlias = KeyFile | KeyDocument
+
+
+class Minted:
+    """The list of keys in the state folder, as a hub that runs knows it."""
+
+    def __init__(self, file: KeyStore, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the list.
+
+        Raises:
+            ConfigError: there is one, and it cannot be used.
+        """
+        self._file = file
+        self._clock = clock
+        self.keys: Keys = ()
+        self.is_wanted = False
+        """Whether keys are required: a list exists, and the hub was not opened again."""
+        self._seen: Look | None = None
+        self._good_at = clock()
+        self._complaint = ""
+        try:
+            self._read()
+        except (OSError, StoreDamaged) as error:
+            raise ConfigError(finding_of(file, error)) from error
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has been unreadable for too long."""
+        return self.is_wanted and self._clock() - self._good_at > TRUST_SECONDS
+
+    def reload(self) -> None:
+        """Read the list if it has changed. This blocks on the disk. An unreadable list changes nothing."""
+        try:
+            self._read()
+        except (OSError, StoreDamaged) as error:
+            if (reason := reason_of(error)) != self._complaint:
+                self._complaint = reason
+                message = "cannot read the list of keys; its last known state is used for a short while"
+                log.error(message, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
+            return
+        if self._complaint:
+            log.info("the list of keys can be read again", file=str(self._file.path))
+            self._complaint = ""
+
+    def _read(self) -> None:
+        """Raises: OSError, StoreDamaged."""
+        if not self.is_wanted and not self._file.exists():
+            self._good_at = self._clock()
+            return
+        is_open = self._file.is_open()
+        self.is_wanted = self.is_wanted or not is_open
+        seen = self._file.revision()
+        if seen != self._seen:
+            self.keys = self._file.read()
+            self._seen = seen
+        self.is_wanted = not is_open
+        self._good_at = self._clock()
 
 
 def keys_in(file: KeyStore) -> Keys | None:

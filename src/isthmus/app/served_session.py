@@ -1,6 +1,6 @@
 """An MCP session in which another hub uses one server of this one, over any channel of messages.
 
-`app.dial_talk` has one for each server that `isthmus dial` offers, `app.cluster_servers` one for each server that
+`app.dial_sessions` has one for each server that `isthmus dial` offers, `app.cluster_servers` one for each server that
 another node of the cluster uses. A `DuplexSession` answers; this adds what both need: bounds on what is unanswered and
 on the length of answers, and the two ways in which it ends.
 """

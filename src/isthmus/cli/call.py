@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import click
 import msgspec
 
+from isthmus.cli.call_progress import ProgressLine
+from isthmus.cli.call_questions import PresetAnswers, TerminalAnswers, print_unanswered
 from isthmus.cli.documents import FeatureList, ListedFeature, ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HubSource, open_hub, with_hub, with_set
-from isthmus.cli.interaction import PresetAnswers, ProgressLine, TerminalAnswers, print_unanswered
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
 from isthmus.cli.rest_client import CallFailure, HubCall, HubClient, HubQuestion, command_failed

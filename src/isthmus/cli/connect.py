@@ -1,7 +1,7 @@
 """`isthmus connect`: write the hub into the file of an MCP client, and take it out again.
 
 `config.client_formats` knows where each client's files are and how it writes a server. The file is edited as text
-(`config.editing`), after a diff and a question, and the first backup stays beside it until `--undo`.
+(`config.text_editing`), after a diff and a question, and the first backup stays beside it until `--undo`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from isthmus.config.client_formats import (
     project_files,
     user_files,
 )
-from isthmus.config.editing import CannotEdit, Keys, content_of, edit, replace_file
 from isthmus.config.findings import ConfigError, closest_match
 from isthmus.config.formats import PARSERS
 from isthmus.config.settings import Configuration
+from isthmus.config.text_editing import CannotEdit, Keys, content_of, edit, replace_file
 from isthmus.identity.keys import digest_of
 from isthmus.model.callers import KEY_VARIABLE
 

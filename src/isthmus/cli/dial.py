@@ -29,7 +29,7 @@ from isthmus.app.dial import (
     open_dialler,
     read_address,
 )
-from isthmus.app.dial_talk import LocalOffer
+from isthmus.app.dial_sessions import LocalOffer
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_log_level

@@ -1,7 +1,7 @@
 """`isthmus doctor`: checks the configuration and each server, and says how to fix what is wrong.
 
-The findings of one server are those of `app.server_findings`, which has the numbers of all; findings of a configuration
-have numbers of their own (`config.finding_codes`). The `check_*` functions decide, the rest asks and prints.
+`app.server_diagnosis` has the findings of one server and the numbers of all; findings of a configuration have numbers
+of their own (`config.finding_codes`). The `check_*` functions decide, the rest asks and prints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import click
 import msgspec
 
-from isthmus.app.server_findings import (
+from isthmus.app.server_diagnosis import (
     CODES,
     DIALLED_FLEET,
     NAME_CUT,

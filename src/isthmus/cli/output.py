@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from isthmus.cli.exits import CommandFailed, Exit, OutputClosed
-from isthmus.model.readable_text import CONTROL, INVISIBLE, escaped, escaped_misjoined
+from isthmus.model.hidden_characters import CONTROL, INVISIBLE, escaped, escaped_misjoined
 
 if TYPE_CHECKING:
     from rich.console import Console

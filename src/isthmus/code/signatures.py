@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from isthmus.model.readable_text import CONTROL, INVISIBLE
+from isthmus.model.hidden_characters import CONTROL, INVISIBLE
 
 HEADER = "from typing import Any, Literal, NotRequired, TypedDict\n"
 """What the signatures use."""

@@ -1,6 +1,6 @@
 """`isthmus import`: decide which servers of other files are new to our file, and make its new text.
 
-`ImportPlan` decides; `own_fields` and `config.editing` write. Texts in, texts out: the command line opens
+`ImportPlan` decides; `own_fields` and `config.text_editing` write. Texts in, texts out: the command line opens
 the files. Servers that the file already has are never changed unless the user asks for it. Variables are written as
 placeholders, never their values.
 """
@@ -18,12 +18,12 @@ from typing import Literal
 from isthmus.config.client_entries_to_hub import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN
-from isthmus.config.editing import SERVERS, merge_tables, toml_table
 from isthmus.config.entries_to_settings import EntryContext, LoadedServers
 from isthmus.config.entry_secrets import any_secret, secrets_of
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import UNRESOLVED_VARIABLE
 from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.text_editing import SERVERS, merge_tables, toml_table
 from isthmus.config.values import map_texts
 from isthmus.config.variables import Variables, variables_of
 from isthmus.core.settings import Limits

@@ -2,7 +2,7 @@
 
 `preview` returns the servers as the hub understands them, with the text to put into the hub's own file. Nothing is
 written, started or dialled. What was pasted may contain secrets: it appears in the result and nowhere else. Called by
-`app.server_edits`.
+`app.rest_server_edits`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from isthmus.config import finding_codes
 from isthmus.config.client_entries_to_hub import Entry, entries_of, entry_of
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN, STANDARD, VSCODE, dialect_of
-from isthmus.config.editing import CannotEdit, Keys, edit, toml_table
 from isthmus.config.entries_to_settings import LoadedServers
 from isthmus.config.files import Document, usual_files
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import parse, strict_json
 from isthmus.config.importing import ImportCandidate, context_of, has_same_effect, own_fields, transport_of
-from isthmus.config.server_file import ServerFile
+from isthmus.config.servers_in_file import ServerFile
+from isthmus.config.text_editing import CannotEdit, Keys, edit, toml_table
 from isthmus.model.names import legal_server_name
 from isthmus.upstream.server_settings import WAYS, ServerSettings
 

@@ -44,7 +44,6 @@ from isthmus.library.agent_tools import (
     not_approved,
     unreadable_arguments,
 )
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.loop_thread import LoopThread
 from isthmus.library.provider_formats import (
     ModelImage,
@@ -53,6 +52,14 @@ from isthmus.library.provider_formats import (
     provider_schema,
     result_record,
     result_text,
+)
+from isthmus.library.public_types import (
+    ToolRequest,
+    ToolResult,
+    ToolStatus,
+    ToolStreamChunk,
+    UniversalTool,
+    UserContext,
 )
 from isthmus.library.service import ToolService
 

@@ -42,8 +42,8 @@ from isthmus.library.agent_tools import (
     parse_arguments,
     unreadable_arguments,
 )
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.errors import ServiceClosedError, ToolNotFoundError
+from isthmus.library.outcomes_to_results import refused_result
 from isthmus.library.provider_formats import (
     ModelImage,
     model_parts,
@@ -52,7 +52,7 @@ from isthmus.library.provider_formats import (
     result_text,
     to_json,
 )
-from isthmus.library.results import refused_result
+from isthmus.library.public_types import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.service import SESSION_KEY, ToolService
 
 UserOf: TypeAlias = UserContext | Callable[[RunContextWrapper[Any]], UserContext | None] | None

@@ -37,8 +37,8 @@ from isthmus.library.agent_tools import (
     not_approved,
     unreadable_arguments,
 )
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
+from isthmus.library.outcomes_to_results import refused_result
 from isthmus.library.provider_formats import (
     ModelImage,
     model_parts,
@@ -47,7 +47,14 @@ from isthmus.library.provider_formats import (
     result_text,
     result_value,
 )
-from isthmus.library.results import refused_result
+from isthmus.library.public_types import (
+    ToolRequest,
+    ToolResult,
+    ToolStatus,
+    ToolStreamChunk,
+    UniversalTool,
+    UserContext,
+)
 from isthmus.library.service import ToolService
 
 DepsT = TypeVar("DepsT")

@@ -12,26 +12,6 @@ import importlib
 from typing import Any
 
 from isthmus.library.agent_tools import is_destructive
-from isthmus.library.client import MCPClient as MCPClient
-from isthmus.library.client import MCPClientWrapper as MCPClientWrapper
-from isthmus.library.contracts import AgentConfig as AgentConfig
-from isthmus.library.contracts import AgentRequest as AgentRequest
-from isthmus.library.contracts import AgentResponse as AgentResponse
-from isthmus.library.contracts import ErrorCode as ErrorCode
-from isthmus.library.contracts import (
-    ErrorPayload,
-    ToolRequest,
-    ToolResult,
-    ToolStatus,
-    ToolStreamChunk,
-    UniversalTool,
-    UserContext,
-    UserPermissions,
-)
-from isthmus.library.contracts import ExecutionContext as ExecutionContext
-from isthmus.library.contracts import FrameworkType as FrameworkType
-from isthmus.library.contracts import SessionContext as SessionContext
-from isthmus.library.contracts import TaskRequest as TaskRequest
 from isthmus.library.dispatcher import Dispatcher
 from isthmus.library.errors import (
     AmbiguousToolError,
@@ -51,20 +31,40 @@ from isthmus.library.errors import WrongThreadError as WrongThreadError
 from isthmus.library.loop_thread import run
 from isthmus.library.manager import MCPManager as MCPManager
 from isthmus.library.manager import ToolRegistry as ToolRegistry
+from isthmus.library.own_tools import MCPTool as MCPTool
+from isthmus.library.own_tools import NoAnswerError as NoAnswerError
+from isthmus.library.own_tools import Tool as Tool
+from isthmus.library.own_tools import ToolContext, tool
 from isthmus.library.provider_formats import ToolDef as ToolDef
+from isthmus.library.public_types import AgentConfig as AgentConfig
+from isthmus.library.public_types import AgentRequest as AgentRequest
+from isthmus.library.public_types import AgentResponse as AgentResponse
+from isthmus.library.public_types import ErrorCode as ErrorCode
+from isthmus.library.public_types import (
+    ErrorPayload,
+    ToolRequest,
+    ToolResult,
+    ToolStatus,
+    ToolStreamChunk,
+    UniversalTool,
+    UserContext,
+    UserPermissions,
+)
+from isthmus.library.public_types import ExecutionContext as ExecutionContext
+from isthmus.library.public_types import FrameworkType as FrameworkType
+from isthmus.library.public_types import SessionContext as SessionContext
+from isthmus.library.public_types import TaskRequest as TaskRequest
 from isthmus.library.questions import Questions
 from isthmus.library.resolver import TaskEngine as TaskEngine
 from isthmus.library.resolver import ToolResolver as ToolResolver
 from isthmus.library.resolver import create_task_request as create_task_request
+from isthmus.library.server_clients import MCPClient as MCPClient
+from isthmus.library.server_clients import MCPClientWrapper as MCPClientWrapper
 from isthmus.library.server_config import MCPConfigLoader as MCPConfigLoader
 from isthmus.library.server_config import MCPServerConfig
 from isthmus.library.service import BlockingToolService, ToolService
 from isthmus.library.streaming import BlockingChunks as BlockingChunks
 from isthmus.library.streaming import ChunkStream as ChunkStream
-from isthmus.library.tools import MCPTool as MCPTool
-from isthmus.library.tools import NoAnswerError as NoAnswerError
-from isthmus.library.tools import Tool as Tool
-from isthmus.library.tools import ToolContext, tool
 
 __all__ = [
     "AmbiguousToolError",

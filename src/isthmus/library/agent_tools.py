@@ -14,7 +14,17 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from isthmus.core.catalog.names import suggestions
 from isthmus.library.catalog import Catalog, ToolEntry, all_names
-from isthmus.library.contracts import (
+from isthmus.library.errors import (
+    AmbiguousToolError,
+    ConfigurationError,
+    ToolDeniedError,
+    ToolError,
+    ToolNotFoundError,
+)
+from isthmus.library.loop_thread import LoopThread
+from isthmus.library.outcomes_to_results import invalid_request, refused_result
+from isthmus.library.permissions import check_user
+from isthmus.library.public_types import (
     ErrorCode,
     ErrorPayload,
     ToolRequest,
@@ -24,17 +34,8 @@ from isthmus.library.contracts import (
     UniversalTool,
     UserContext,
 )
-from isthmus.library.errors import (
-    AmbiguousToolError,
-    ConfigurationError,
-    ToolDeniedError,
-    ToolError,
-    ToolNotFoundError,
-)
-from isthmus.library.loop_thread import LoopThread
-from isthmus.library.permissions import check_user
+from isthmus.library.request_checks import timeout_problem
 from isthmus.library.resolver import Resolution, resolve_all
-from isthmus.library.results import invalid_request, refused_result, timeout_problem
 from isthmus.library.service import ToolService
 
 Selection: TypeAlias = Iterable[str | UniversalTool]

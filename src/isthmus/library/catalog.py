@@ -30,7 +30,6 @@ from isthmus.core.catalog.names import (
     suggestions,
 )
 from isthmus.core.catalog.view import Route, VirtualRoute
-from isthmus.library.contracts import UniversalTool, UserContext
 from isthmus.library.errors import (
     AmbiguousToolError,
     ToolDeniedError,
@@ -39,6 +38,7 @@ from isthmus.library.errors import (
     ToolUnreachableError,
 )
 from isthmus.library.permissions import check_user, grants_of, has_permissions, policy_of, restricted_names
+from isthmus.library.public_types import UniversalTool, UserContext
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Feature

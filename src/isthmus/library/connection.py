@@ -10,8 +10,8 @@ import os
 from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any
 
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
 from isthmus.library.errors import ToolExecutionError
+from isthmus.library.public_types import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
 from isthmus.library.questions import Questions
 from isthmus.library.server_config import CONFIG_KEYS
 from isthmus.library.service import BlockingToolService, ToolService

@@ -24,7 +24,6 @@ from isthmus.library.agent_tools import (
     parse_arguments,
     unreadable_arguments,
 )
-from isthmus.library.contracts import ToolResult, UniversalTool, UserContext
 from isthmus.library.loop_thread import LoopThread
 from isthmus.library.provider_formats import (
     ModelImage,
@@ -36,6 +35,7 @@ from isthmus.library.provider_formats import (
     result_text,
     result_value,
 )
+from isthmus.library.public_types import ToolResult, UniversalTool, UserContext
 from isthmus.library.service import ToolService
 
 Provider: TypeAlias = Literal["responses", "chat_completions", "anthropic", "gemini"]

@@ -20,11 +20,11 @@ from isthmus.config.findings import ConfigError
 from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog, resolve_prompt
-from isthmus.library.contracts import ToolResult, UserContext
 from isthmus.library.errors import ToolError
+from isthmus.library.outcomes_to_results import fault_of
 from isthmus.library.permissions import UNRESTRICTED
+from isthmus.library.public_types import ToolResult, UserContext
 from isthmus.library.questions import Questions
-from isthmus.library.results import fault_of
 from isthmus.library.server_config import REMOTE_HUB, EnginePlan, invalid_config
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.fault_table import UnknownTool

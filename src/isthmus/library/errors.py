@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from isthmus.library.contracts import ToolResult
+    from isthmus.library.public_types import ToolResult
 
 
 class LibraryError(Exception):

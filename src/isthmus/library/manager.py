@@ -21,7 +21,6 @@ from weakref import WeakSet
 
 from isthmus.core.catalog.names import Pair, llm_aliases, llm_table
 from isthmus.library.catalog import Catalog
-from isthmus.library.client import MCPClientWrapper, definition_of
 from isthmus.library.errors import (
     LibraryError,
     ServiceClosedError,
@@ -32,6 +31,7 @@ from isthmus.library.errors import (
 from isthmus.library.loop_thread import LoopThread, LoopThreadLock
 from isthmus.library.provider_formats import MCP_RESULT_CHARS, OpenAIMode, ToolDef, schema_problem
 from isthmus.library.resolver import unregister_service
+from isthmus.library.server_clients import MCPClientWrapper, definition_of
 from isthmus.library.server_config import MCPConfigLoader
 from isthmus.library.service import ToolService
 from isthmus.model.names import FeatureName, ServerName

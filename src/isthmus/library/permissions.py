@@ -18,8 +18,8 @@ import msgspec
 
 from isthmus.core.access.policy import Policy, check_pattern, is_of_label
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.library.contracts import UserContext, UserPermissions
-from isthmus.library.results import valid_utf8
+from isthmus.library.public_types import UserContext, UserPermissions
+from isthmus.library.request_checks import valid_utf8
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.names import parse_server_name
 

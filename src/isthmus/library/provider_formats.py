@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import jsonschema_rs
 import msgspec
 
-from isthmus.library.contracts import ToolResult, ToolStatus
+from isthmus.library.public_types import ToolResult, ToolStatus
 
 MCP_RESULT_CHARS = 5_000
 """The length at which results of MCP tools are cut for language models; they tend to be longer than one's own."""

@@ -13,20 +13,20 @@ from typing import Any, Protocol, TypedDict, Unpack
 from weakref import ref
 
 from isthmus.library.catalog import Catalog, ToolEntry, check_name
-from isthmus.library.contracts import (
-    AgentConfig,
-    ExecutionContext,
-    SessionContext,
-    TaskRequest,
-    UniversalTool,
-    UserContext,
-)
 from isthmus.library.errors import (
     ServiceClosedError,
     ToolDeniedError,
     ToolError,
     ToolNotFoundError,
     UnresolvedToolsError,
+)
+from isthmus.library.public_types import (
+    AgentConfig,
+    ExecutionContext,
+    SessionContext,
+    TaskRequest,
+    UniversalTool,
+    UserContext,
 )
 
 

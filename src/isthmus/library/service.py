@@ -21,7 +21,6 @@ from isthmus.code.sandbox_in_hub import EXTRA, is_installed
 from isthmus.code.virtual_tools import RUN_CODE, TOOL_SIGNATURES
 from isthmus.core.calls.search_tools import CALL_TOOL
 from isthmus.library.catalog import Catalog, ToolEntry
-from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
 from isthmus.library.engine import FRONTEND, HubEngine, open_engine, use_standard_logging
 from isthmus.library.errors import (
     ConfigurationError,
@@ -39,21 +38,20 @@ from isthmus.library.loop_thread import (
     new_promise,
     runs_on_hub_loop,
 )
-from isthmus.library.permissions import PROGRAM, argument_bytes, caller_for, refused_caller
-from isthmus.library.questions import QuestionRunner, Questions
-from isthmus.library.resolver import register_service, unregister_service
-from isthmus.library.results import (
-    check_numbers,
+from isthmus.library.outcomes_to_results import (
     decode_contents,
     decode_definition,
     encode_arguments,
     invalid_request,
     refused_result,
-    request_problem,
     result_from,
-    session_of,
-    valid_utf8,
 )
+from isthmus.library.own_tools import MCPTool, Tool, final_chunks, register_tool
+from isthmus.library.permissions import PROGRAM, argument_bytes, caller_for, refused_caller
+from isthmus.library.public_types import ToolRequest, ToolResult, UniversalTool, UserContext
+from isthmus.library.questions import QuestionRunner, Questions
+from isthmus.library.request_checks import check_numbers, request_problem, session_of, valid_utf8
+from isthmus.library.resolver import register_service, unregister_service
 from isthmus.library.server_config import EnginePlan, read_plan
 from isthmus.library.streaming import (
     BlockingChunks,
@@ -63,7 +61,6 @@ from isthmus.library.streaming import (
     Execution,
     OutcomeSink,
 )
-from isthmus.library.tools import MCPTool, Tool, final_chunks, register_tool
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, Kind, LogLevel, Outcome
 from isthmus.model.fault_table import BadArguments
 

@@ -18,11 +18,11 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
-from isthmus.library.contracts import ChunkType, ToolResult, ToolStreamChunk
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.loop_thread import LoopThread, Promise, ThreadPromise, new_promise
+from isthmus.library.own_tools import PartialOutput, final_chunks
+from isthmus.library.public_types import ChunkType, ToolResult, ToolStreamChunk
 from isthmus.library.questions import QuestionRunner
-from isthmus.library.tools import PartialOutput, final_chunks
 from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Progress, Question, Reply
 from isthmus.upstream.python.runner import SERVING
 

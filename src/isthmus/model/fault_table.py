@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from isthmus.model.location_redaction import without_locations
 from isthmus.model.names import ServerName
-from isthmus.model.readable_text import without_locations
 
 Executed: TypeAlias = Literal["no", "yes", "unknown"]
 """Whether the tool ran: "no" is proven, "yes" is known, "unknown" is everything else."""

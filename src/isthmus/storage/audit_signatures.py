@@ -29,7 +29,7 @@ FOLDER = "audit"
 KEY_FILE = "key"
 CHECKPOINT_FILE = "checkpoint"
 MAIN_LOG = 0
-"""The log of the serving hub; the logs of other hubs are numbered, see `storage.audit_slots`."""
+"""The log of the serving hub; the logs of other hubs are numbered, see `storage.audit_log_folders`."""
 
 KEY_BYTES = 32
 CHECKPOINT_BYTES = 512

@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO, TypeAlias, TypeVar
 
 import structlog
 
-from isthmus.model.readable_text import INVISIBLE, escaped_misjoined
+from isthmus.model.hidden_characters import INVISIBLE, escaped_misjoined
 from isthmus.model.stderr_summary import telling_line
 
 LINE_LENGTH_MAX = 8192

@@ -35,7 +35,7 @@ from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.transport.flow_control import WriteBatch
-from isthmus.upstream.error_redaction import redact_error
+from isthmus.upstream.credential_redaction import redact_error
 from isthmus.upstream.hub_errors import read_hub_error
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.questions import ServerQuestions
@@ -769,7 +769,7 @@ class BaseLink:
         )
 
     def redactor_for(self, _: InFlight) -> Callable[[str], str]:
-        """See `upstream.error_redaction.Redacting`."""
+        """See `upstream.credential_redaction.Redacting`."""
         return self.redact
 
     def _lose(self, reason: str) -> None:

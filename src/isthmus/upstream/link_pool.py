@@ -30,7 +30,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.fault_table import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
 from isthmus.upstream.base_link import BaseLink, ConnectFailed, FollowerLink
-from isthmus.upstream.error_redaction import Redact
+from isthmus.upstream.credential_redaction import Redact
 from isthmus.upstream.server_settings import ServerSettings
 from isthmus.upstream.subscription_sync import SubscriptionSync
 
@@ -338,7 +338,7 @@ class LinkPool:
         return None if member is None or member.link is None else member.link.link_session_of(inflight)
 
     def redactor_for(self, inflight: InFlight) -> Redact:
-        """See `upstream.error_redaction.Redacting`."""
+        """See `upstream.credential_redaction.Redacting`."""
         member = self._of.get(inflight)
         return self._settings.redact if member is None or member.link is None else member.link.redact
 

@@ -26,7 +26,7 @@ from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.http_client import ConnectionLost, header_lines
 from isthmus.upstream.base_link import BaseLink
-from isthmus.upstream.error_redaction import redact_error
+from isthmus.upstream.credential_redaction import redact_error
 from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpEndpoint, HttpRequest, login_url
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.request_params import LegacyDialect, McpDialect

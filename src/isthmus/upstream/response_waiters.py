@@ -36,7 +36,7 @@ from isthmus.model.features import Feature
 from isthmus.model.json_members import known_members
 from isthmus.model.names import ServerName
 from isthmus.transport.http_client import Ticket
-from isthmus.upstream.error_redaction import Redacting, redact_result
+from isthmus.upstream.credential_redaction import Redacting, redact_result
 from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, Payload, is_crowded, render, same_id
 from isthmus.wire.mcp.forwarded_methods import (
     CAPABILITY_NEEDED,

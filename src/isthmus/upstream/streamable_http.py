@@ -31,7 +31,7 @@ from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import Egress
 from isthmus.transport.http_client import EVENT_STREAM, ConnectionLost, Ticket, header_lines, media_type
 from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
-from isthmus.upstream.error_redaction import redact_error
+from isthmus.upstream.credential_redaction import redact_error
 from isthmus.upstream.http_shared import (
     ADVICE,
     OK,

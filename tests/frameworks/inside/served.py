@@ -26,7 +26,7 @@ from isthmus.library import (
     UserPermissions,
 )
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_slots import slot_file
+from isthmus.storage.audit_log_folders import slot_file
 from tests.library.services import raw_server, with_servers
 
 CHECKOUT = Path(__file__).resolve().parents[3]

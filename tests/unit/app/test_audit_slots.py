@@ -24,8 +24,8 @@ from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.record import TaskOwner, TaskRecord, document_of, owner_of
 from isthmus.model.names import ServerName
 from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_log_folders import list_slots, slot_file
 from isthmus.storage.audit_signatures import read_checkpoint, read_keys
-from isthmus.storage.audit_slots import list_slots, slot_file
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE, SqliteJournal
 from isthmus.telemetry.audit_writer import AuditMode

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import structlog
 
-from isthmus.app.caller_identity import LOCAL_OPERATOR, LOST, TRUST_SECONDS, Identities, Minted
+from isthmus.app.caller_identity import LOCAL_OPERATOR, LOST, Identities
 from isthmus.app.hub import LOCAL
-from isthmus.app.key_files import KeyFile
+from isthmus.app.key_files import TRUST_SECONDS, KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
@@ -461,13 +461,6 @@ def test_even_the_whole_folder_gone_opens_nothing(tmp_path: Path) -> None:
     world.clock.now += TRUST_SECONDS + 1
     assert world.look()
     assert (known.wants_proof, known.identify({})) == (True, None)
-
-
-def test_no_list_at_all_never_gets_old(tmp_path: Path) -> None:
-    clock = Clock()
-    minted = Minted(KeyFile(tmp_path), clock)
-    clock.now += 1_000
-    assert not minted.is_lost
 
 
 async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

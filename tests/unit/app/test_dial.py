@@ -18,12 +18,12 @@ from structlog.testing import capture_logs
 
 from isthmus.app import dial
 from isthmus.app.dial import Dialler, DialPlan, HubRefused, LineLost, Pauses, open_dialler, read_address, verdict_on
-from isthmus.app.dial_talk import LocalOffer
+from isthmus.app.dial_sessions import LocalOffer
 from isthmus.app.served_session import ASKED_BYTES_MAX
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_slots import slot_file
+from isthmus.storage.audit_log_folders import slot_file
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from tests.conftest import children
 from tests.hubs import META

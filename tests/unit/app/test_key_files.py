@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.key_files import FILE, FOLDER, KeyFile, keys_in
+from isthmus.app.key_files import FILE, FOLDER, TRUST_SECONDS, KeyFile, Minted, keys_in
 from isthmus.config.finding_codes import KEY_STORE
 from isthmus.config.findings import ConfigError
 from isthmus.identity.minted_keys import Keys, MintedKey, StoreDamaged, mint
@@ -179,3 +179,10 @@ def test_files_made_by_root_belong_to_the_owner_of_the_state_folder(
     names = {name.partition(f"{FILE}.")[1] or name.rpartition("-")[0] or name for name in given}
     assert names == {f".{FOLDER}", FILE, f"{FILE}.", "lock"}, "the lock too, or the hub's own user could revoke nothing"
     assert set(given.values()) == {4242}
+
+
+def test_no_list_at_all_never_gets_old(tmp_path: Path) -> None:
+    now = 0.0
+    minted = Minted(KeyFile(tmp_path), lambda: now)
+    now += TRUST_SECONDS + 1
+    assert not minted.is_lost

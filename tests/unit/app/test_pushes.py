@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.app.a2a import Owners, Pushes
-from isthmus.app.caller_identity import FILE_MARKS, TRUST_SECONDS
+from isthmus.app.caller_identity import FILE_MARKS
 from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.key_files import TRUST_SECONDS
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.ports import Document
 from isthmus.core.tasks.push_delivery import DELIVERY

@@ -18,7 +18,7 @@ from isthmus.cli.audit import show_tail
 from isthmus.cli.main import main
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import START, Fact, Point, RecordEncoder, follow
-from isthmus.storage.audit_slots import slot_file
+from isthmus.storage.audit_log_folders import slot_file
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE

@@ -28,10 +28,10 @@ from isthmus.cli.call import (
     readable_messages,
     write_prompt,
 )
+from isthmus.cli.call_progress import CLEAR_LINE, ProgressLine, progress_text
 from isthmus.cli.documents import FeatureList, ListedFeature, MissingServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import LocalSource
-from isthmus.cli.interaction import CLEAR_LINE, ProgressLine, progress_text
 from isthmus.cli.local_hub import servers_for
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.config.settings import Configuration, HubSettings

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.app import server_findings as module
-from isthmus.app.server_findings import (
+from isthmus.app import server_diagnosis as module
+from isthmus.app.server_diagnosis import (
     CODES,
     NOT_STARTED,
     SLOW_SECONDS,

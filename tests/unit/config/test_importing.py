@@ -15,11 +15,11 @@ from isthmus.config import finding_codes, values
 from isthmus.config.client_entries_to_hub import Entry, entry_of
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import CLINE, CURSOR, OWN, Dialect
-from isthmus.config.editing import CannotEdit, merge_tables, toml_table
 from isthmus.config.entries_to_settings import EntryContext, read_server
 from isthmus.config.files import Document
 from isthmus.config.findings import Place
 from isthmus.config.importing import ImportPlan, own_fields
+from isthmus.config.text_editing import CannotEdit, merge_tables, toml_table
 from isthmus.config.variables import Variables
 from isthmus.core.settings import Limits
 from isthmus.upstream.server_settings import ServerSettings

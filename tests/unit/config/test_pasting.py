@@ -18,7 +18,7 @@ from isthmus.config.files import Document, read_document
 from isthmus.config.formats import parse
 from isthmus.config.importing import load_servers
 from isthmus.config.pasting import PASTED_LENGTH_MAX, SERVERS_MAX, CannotPreview, Preview, preview
-from isthmus.config.server_file import ServerFile
+from isthmus.config.servers_in_file import ServerFile
 from isthmus.upstream.server_settings import ServerSettings
 
 HERE = Path("/hub")

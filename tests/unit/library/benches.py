@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from isthmus.library.catalog import Catalog
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.loop_thread import LoopThread
+from isthmus.library.public_types import ToolRequest, ToolResult, ToolStatus
 from isthmus.library.resolver import register_service, unregister_service
 from isthmus.library.service import BlockingToolService, ToolService
 from tests.unit.library.catalogs import catalog_of

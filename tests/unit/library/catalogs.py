@@ -8,7 +8,7 @@ from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
-from isthmus.library.contracts import UserContext, UserPermissions
+from isthmus.library.public_types import UserContext, UserPermissions
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool

@@ -12,8 +12,8 @@ from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
-from isthmus.library.contracts import UniversalTool
 from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolNotFoundError, ToolUnreachableError
+from isthmus.library.public_types import UniversalTool
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool

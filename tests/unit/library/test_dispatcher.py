@@ -21,8 +21,8 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.contracts import ToolResult, ToolStatus, ToolStreamChunk
 from isthmus.library.dispatcher import Dispatched, ModelCall, Provider, calls_in, messages_for
+from isthmus.library.public_types import ToolResult, ToolStatus, ToolStreamChunk
 
 ECHO = "mcp_builtin_echo"
 IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}

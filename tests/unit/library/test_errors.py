@@ -8,7 +8,6 @@ import pickle
 import pytest
 
 from isthmus.library import errors
-from isthmus.library.contracts import ToolResult, ToolStatus
 from isthmus.library.errors import (
     AmbiguousToolError,
     LibraryError,
@@ -20,6 +19,7 @@ from isthmus.library.errors import (
     ToolUnreachableError,
     UnresolvedToolsError,
 )
+from isthmus.library.public_types import ToolResult, ToolStatus
 
 WITH_FIELDS: list[LibraryError] = [
     ServerConnectionError("web", "it ended"),

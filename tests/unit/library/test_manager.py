@@ -12,11 +12,11 @@ import pytest
 
 from isthmus.core.settings import Limits
 from isthmus.library.catalog import Catalog
-from isthmus.library.client import MCPClientWrapper
 from isthmus.library.errors import ConfigurationError, ServiceClosedError
 from isthmus.library.manager import MCPManager, ToolRegistry
 from isthmus.library.provider_formats import ToolDef
 from isthmus.library.resolver import default_service
+from isthmus.library.server_clients import MCPClientWrapper
 from isthmus.library.server_config import FILE_VARIABLE, MCPConfigLoader, MCPServerConfig
 from isthmus.library.service import ToolService
 from isthmus.model.calls import EVERYTHING

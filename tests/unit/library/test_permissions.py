@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from isthmus.core.access.policy import Policy
-from isthmus.library.contracts import UserContext, UserPermissions
 from isthmus.library.permissions import grants_of, policy_of
+from isthmus.library.public_types import UserContext, UserPermissions
 from isthmus.model.callers import Grants
 from tests.unit.library.catalogs import user
 

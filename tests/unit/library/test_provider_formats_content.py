@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.library.contracts import ErrorCode, ErrorPayload, ToolResult, ToolStatus
 from isthmus.library.provider_formats import (
     ModelImage,
     ModelText,
@@ -13,6 +12,7 @@ from isthmus.library.provider_formats import (
     result_text,
     result_value,
 )
+from isthmus.library.public_types import ErrorCode, ErrorPayload, ToolResult, ToolStatus
 
 
 def answered(*content: dict[str, Any], structured: Any = None, status: ToolStatus = ToolStatus.SUCCESS) -> ToolResult:

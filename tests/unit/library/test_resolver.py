@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from isthmus.library import resolver
-from isthmus.library.contracts import AgentConfig, SessionContext, TaskRequest, UniversalTool
 from isthmus.library.errors import (
     AmbiguousToolError,
     ServiceClosedError,
@@ -16,6 +15,7 @@ from isthmus.library.errors import (
     ToolNotFoundError,
     UnresolvedToolsError,
 )
+from isthmus.library.public_types import AgentConfig, SessionContext, TaskRequest, UniversalTool
 from isthmus.library.resolver import (
     TaskEngine,
     ToolResolver,

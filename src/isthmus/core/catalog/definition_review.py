@@ -22,8 +22,8 @@ from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
 from isthmus.core.event_loop import at_once, offload, pause
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Feature, Prompt, Tool
+from isthmus.model.hidden_characters import CONTROL, INVISIBLE, MISJOINED
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.readable_text import CONTROL, INVISIBLE, MISJOINED
 
 MARK: Final = "isthmus/flags"
 """The member of `_meta` that contains the flags."""

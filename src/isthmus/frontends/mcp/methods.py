@@ -44,8 +44,8 @@ from isthmus.model.calls import (
 )
 from isthmus.model.fault_table import NotWritten, ServerError
 from isthmus.model.features import Ability
+from isthmus.model.location_redaction import without_locations
 from isthmus.model.names import ServerName
-from isthmus.model.readable_text import without_locations
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members
 from isthmus.wire.mcp import legacy, modern

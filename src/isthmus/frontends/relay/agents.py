@@ -29,7 +29,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
 from isthmus.wire.mcp.lists import TOOLS, write_entry
-from isthmus.wire.relay.messages import SERVER_ID, MissingServer
+from isthmus.wire.relay.device_messages import SERVER_ID, MissingServer
 
 log = structlog.get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """A request of a device to all servers of its agent: one call for each server, and one response from all of them.
 
 No asyncio task waits: each call ends at the latest when its time is over, and the end of the last one sends the
-response. Used by `device`.
+response. Used by `device_connection`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.messages import Members
-from isthmus.wire.relay.messages import (
+from isthmus.wire.relay.device_messages import (
     LIST_MEMBERS,
     MissingServer,
     add_server_id,

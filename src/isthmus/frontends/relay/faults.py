@@ -23,7 +23,7 @@ from isthmus.model.fault_table import (
 )
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.relay.messages import MissingServer
+from isthmus.wire.relay.device_messages import MissingServer
 
 MESSAGES = {
     RELAY_NOT_CONNECTED: "工具端未连接",

@@ -1,7 +1,7 @@
-"""The relay over HTTP: authorizes its WebSockets, and serves the documents of the original relay.
+"""The relay over HTTP: admits devices and servers (token, role, limits), and serves the original relay's documents.
 
-Sockets of servers go to `upstream.dialin`, sockets of devices to `device`. Queries are never logged or shown, because
-they may hold a token.
+Sockets of servers go to `upstream.dialin`, sockets of devices to `device_connection`. Queries are never logged or
+shown, because they may hold a token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Client, Denied,
 from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, header_lines, join_headers
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.frontends.relay.agents import RelayAgent
-from isthmus.frontends.relay.device import DeviceConnection
+from isthmus.frontends.relay.device_connection import DeviceConnection
 from isthmus.frontends.relay.server_arrivals import ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Caller

@@ -19,8 +19,8 @@ from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import HubAdmin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
+from isthmus.model.location_redaction import without_locations
 from isthmus.model.names import ServerName
-from isthmus.model.readable_text import without_locations
 from isthmus.model.relay import DialledServer, DialledState, RelayDevice, RelayStatus
 from isthmus.wire.jsonrpc import Passes, Payload, finish, render
 from isthmus.wire.mcp.lists import (

@@ -31,7 +31,14 @@ from google.genai import types
 from isthmus.integrations.adk.names import OfferedTools, is_unknown_tool, refusal_of, unknown_tool_result
 from isthmus.integrations.adk.results import tool_response
 from isthmus.integrations.adk.tool import NO_USER, HubTool, ToolOptions
-from isthmus.library.contracts import (
+from isthmus.library.errors import (
+    ConfigurationError,
+    LibraryError,
+    ServiceClosedError,
+    ToolUnreachableError,
+    UnresolvedToolsError,
+)
+from isthmus.library.public_types import (
     AgentConfig,
     AgentRequest,
     AgentResponse,
@@ -40,13 +47,6 @@ from isthmus.library.contracts import (
     TaskRequest,
     ToolResult,
     UniversalTool,
-)
-from isthmus.library.errors import (
-    ConfigurationError,
-    LibraryError,
-    ServiceClosedError,
-    ToolUnreachableError,
-    UnresolvedToolsError,
 )
 from isthmus.library.resolver import default_service, resolve_all
 from isthmus.library.service import ToolService

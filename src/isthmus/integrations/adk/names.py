@@ -22,11 +22,11 @@ from isthmus.core.catalog.names import LLM_LENGTH_MAX, suggestions
 from isthmus.integrations.adk.results import tool_response
 from isthmus.library.agent_tools import llm_name_of
 from isthmus.library.catalog import Catalog
-from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
 from isthmus.library.errors import LibraryError, ToolDeniedError, ToolError, ToolNotFoundError
-from isthmus.library.results import refused_result, unavailable_result
+from isthmus.library.outcomes_to_results import refused_result, unavailable_result
+from isthmus.library.public_types import ToolRequest, ToolResult, UniversalTool, UserContext
 from isthmus.library.service import ToolService
-from isthmus.model.readable_text import without_locations
+from isthmus.model.location_redaction import without_locations
 
 RESERVED = frozenset(
     {

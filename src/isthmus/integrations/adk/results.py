@@ -19,10 +19,10 @@ from google.adk.version import __version__ as adk_version
 from google.adk.workflow import BaseNode
 from google.genai import types
 
-from isthmus.library.contracts import ErrorPayload, ToolResult, ToolStreamChunk, text_of
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.loop_thread import LoopThread
 from isthmus.library.provider_formats import block_text, image_from_block
+from isthmus.library.public_types import ErrorPayload, ToolResult, ToolStreamChunk, text_of
 
 TAKES_MEDIA = tuple(int(part) for part in adk_version.split(".")[:2]) >= (2, 8)
 """Earlier releases of ADK cannot pass media to the model; there the blocks stay among the text."""

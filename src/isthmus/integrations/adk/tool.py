@@ -40,7 +40,9 @@ from isthmus.integrations.adk.results import (
 )
 from isthmus.integrations.untrusted_descriptions import PREAMBLE, fence, fence_schema
 from isthmus.library.agent_tools import check_timeout, not_approved
-from isthmus.library.contracts import (
+from isthmus.library.errors import ServiceClosedError
+from isthmus.library.provider_formats import without_dangling_refs
+from isthmus.library.public_types import (
     ErrorCode,
     ErrorPayload,
     ToolRequest,
@@ -49,8 +51,6 @@ from isthmus.library.contracts import (
     UniversalTool,
     UserContext,
 )
-from isthmus.library.errors import ServiceClosedError
-from isthmus.library.provider_formats import without_dangling_refs
 from isthmus.library.service import ToolService
 
 logger = logging.getLogger(__name__)

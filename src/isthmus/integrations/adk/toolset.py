@@ -37,9 +37,9 @@ from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool,
 from isthmus.integrations.untrusted_descriptions import strip_markers
 from isthmus.library.agent_tools import check_approval_names, is_named
 from isthmus.library.catalog import Catalog
-from isthmus.library.contracts import ToolStatus, UserContext
 from isthmus.library.errors import ToolDeniedError, ToolError
 from isthmus.library.loop_thread import LoopThread, LoopThreadLock
+from isthmus.library.public_types import ToolStatus, UserContext
 from isthmus.library.questions import Questions
 from isthmus.library.service import ToolService
 

@@ -22,7 +22,7 @@ from isthmus.model.features import Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 from isthmus.transport.http_client import HttpClient, HttpResponse, ResponseLost, ResponseTooLong, request_head
-from isthmus.upstream.a2a.agent_card import (
+from isthmus.upstream.a2a.card_to_tools import (
     AgentEndpoint,
     SkillTool,
     card_targets,
@@ -30,7 +30,7 @@ from isthmus.upstream.a2a.agent_card import (
     listing_of,
     tools_of,
 )
-from isthmus.upstream.a2a.messages import message_for
+from isthmus.upstream.a2a.mcp_conversion import message_for
 from isthmus.upstream.a2a.remote_task import (
     DRAINING_MAX,
     CancelRequest,

@@ -35,7 +35,7 @@ from isthmus.model.tasks import (
 )
 from isthmus.model.trace_context import trace_headers
 from isthmus.transport.http_client import EVENT_STREAM, ConnectionLost, Ticket, media_type
-from isthmus.upstream.a2a.messages import (
+from isthmus.upstream.a2a.mcp_conversion import (
     AgentQuestion,
     ArtifactBuffer,
     ProgressReports,
@@ -46,7 +46,7 @@ from isthmus.upstream.a2a.messages import (
     question_in,
     result_of,
 )
-from isthmus.upstream.error_redaction import Redact, redact_result
+from isthmus.upstream.credential_redaction import Redact, redact_result
 from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, login_url
 from isthmus.upstream.response_waiters import ROUNDS_MAX, ask_caller, lost, turned_away
 from isthmus.wire.a2a.client import ClientBinding, ClientOperation, code_of

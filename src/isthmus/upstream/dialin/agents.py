@@ -16,8 +16,8 @@ from isthmus.core.ports import ConnectingServer
 from isthmus.model.names import ServerName
 from isthmus.model.relay import DialledServer
 from isthmus.upstream.dialin.link import DialInLink
-from isthmus.upstream.dialin.reconnector import DialInReconnector
 from isthmus.upstream.dialin.registry_store import ServerRecord
+from isthmus.upstream.dialin.server import DialInReconnector
 from isthmus.upstream.dialin.server_names import twin_id
 from isthmus.upstream.listing import Listing
 

@@ -26,8 +26,8 @@ from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.dialin.agents import AgentServer, DialInAgent
 from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInChannel, DialInLink, NamedChannel, NodeServer
 from isthmus.upstream.dialin.mux import MuxHost
-from isthmus.upstream.dialin.reconnector import REPLACED, DialInReconnector
 from isthmus.upstream.dialin.registry_store import RegistryStore, ServerRecord
+from isthmus.upstream.dialin.server import REPLACED, DialInReconnector
 from isthmus.upstream.dialin.server_names import NameClaim, NameRules, own_id
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.reconnector import find_loop

@@ -1,7 +1,7 @@
 """The functions marked with `@tool`, for all hubs of this process.
 
 Only a table: no loop, no thread, no import. Any thread may change it; watchers are called in that thread. Filled by
-`library.tools`, read by `upstream.python.builtin` and `upstream.python.link`.
+`library.own_tools`, read by `upstream.python.builtin` and `upstream.python.link`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every text message is `<channel> <message>`: the number of a channel, a space, a
 controls the connection: the dialling side opens channels and announces that it is leaving, the hub confirms, and
 either side closes a channel. Each channel has its own messages, so that request ids of two servers never collide.
 
-This module does no I/O: `upstream.dialin.mux` and `app.dial_talk` do.
+This module does no I/O: `upstream.dialin.mux` and `app.dial_sessions` do.
 """
 
 from __future__ import annotations

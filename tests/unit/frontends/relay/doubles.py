@@ -17,7 +17,7 @@ from isthmus.core.catalog.view import ServerState
 from isthmus.core.ports import ConnectingServer
 from isthmus.core.settings import Limits
 from isthmus.frontends.relay.agents import RelayAgent
-from isthmus.frontends.relay.device import DeviceConnection
+from isthmus.frontends.relay.device_connection import DeviceConnection
 from isthmus.frontends.relay.server_arrivals import ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.calls import Result

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from isthmus.frontends.relay.broadcast import NOT_ALLOWED, PAGES_MAX
-from isthmus.frontends.relay.device import PENDING_MAX
+from isthmus.frontends.relay.device_connection import PENDING_MAX
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.calls import Question, Result
 from isthmus.model.fault_table import ServerError

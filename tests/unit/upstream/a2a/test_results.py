@@ -17,7 +17,7 @@ from msgspec import Raw
 from isthmus.frontends.a2a.task_stream import PIECE as CUT
 from isthmus.frontends.a2a.task_view import parts_of
 from isthmus.model.tasks import Artifact, DataPart, FilePart, Part, TextPart
-from isthmus.upstream.a2a.messages import ARTIFACTS_MAX, PARTS_MAX, PIECE, ArtifactBuffer, TaskRef, result_of
+from isthmus.upstream.a2a.mcp_conversion import ARTIFACTS_MAX, PARTS_MAX, PIECE, ArtifactBuffer, TaskRef, result_of
 from tests.unit.upstream.a2a.scripted import made
 from tests.unit.wire.a2a.samples import steady
 

@@ -24,8 +24,8 @@ from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialin import registry as module
 from isthmus.upstream.dialin.link import DialInLink
-from isthmus.upstream.dialin.reconnector import REPLACED
 from isthmus.upstream.dialin.registry import DialInRegistry
+from isthmus.upstream.dialin.server import REPLACED
 from isthmus.upstream.dialin.server_names import NameRules
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.server_settings import REASON_LENGTH_MAX

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import Raw
 
-from isthmus.cli.approvals import ApprovalRow, _print_one, _span
+from isthmus.cli.call_approvals import ApprovalRow, _print_one, _span
 from isthmus.cli.main import main
 
 

@@ -1,4 +1,4 @@
-"""One device's connection: its JSON-RPC requests over a WebSocket, and the hub's responses.
+"""The connection of one admitted device: its JSON-RPC requests over a WebSocket, and the hub's responses.
 
 The hub answers `initialize`, `tools/list` and `ping` itself, in the order of the requests. A `tools/call` goes to one
 server and is answered when it ends. Every other method goes to all servers of the agent (`broadcast`). A list, and a
@@ -73,7 +73,7 @@ from isthmus.wire.mcp.messages import (
     read_string,
 )
 from isthmus.wire.mcp.tasks import TASK
-from isthmus.wire.relay.messages import (
+from isthmus.wire.relay.device_messages import (
     add_server_id,
     broadcast_result,
     decode,

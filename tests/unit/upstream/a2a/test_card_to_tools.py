@@ -15,7 +15,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import parse_url
-from isthmus.upstream.a2a.agent_card import (
+from isthmus.upstream.a2a.card_to_tools import (
     EXAMPLES_MAX,
     TALK,
     AgentEndpoint,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.audit import Point
-from isthmus.storage import audit_slots
+from isthmus.storage import audit_log_folders
+from isthmus.storage.audit_log_folders import acquire_slot, list_slots, reopen_slot, slot_file
 from isthmus.storage.audit_signatures import FileAuditSigner, open_keys, read_checkpoint
-from isthmus.storage.audit_slots import acquire_slot, list_slots, reopen_slot, slot_file
 
 
 async def test_each_hub_has_one_of_its_own_and_the_first_free_one_is_taken(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ async def test_one_that_is_damaged_is_passed_over(tmp_path: Path) -> None:
 
 
 async def test_where_none_can_be_had_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_slots, "SLOTS_MAX", 1)
+    monkeypatch.setattr(audit_log_folders, "SLOTS_MAX", 1)
     _, journal = acquire_slot(tmp_path)
     with pytest.raises(OSError, match="all 1 audit logs"):
         acquire_slot(tmp_path)

@@ -1,7 +1,7 @@
-"""The reconnector of a server that dials in: its link arrives by itself, already initialized and listed.
+"""One server that dials in: its link, which arrives initialized and listed, when it is listed again, and its state.
 
-It has no task while idle: there may be ten thousand of them. Everything else is as in `Reconnector`. Owned by
-`upstream.dialin.agents`.
+It has no task while idle: there may be ten thousand of them. Everything else is as in `upstream.reconnector`. Owned by
+`upstream.dialin.agents`; `registry` decides how long a server may take to arrive and stay away.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.editing import CannotEdit, edit
 from isthmus.config.formats import strict_json
+from isthmus.config.text_editing import CannotEdit, edit
 
 JSON, TOML, YAML = Path("x.json"), Path("x.toml"), Path("x.yaml")
 HUB = {"url": "http://127.0.0.1:8765/mcp"}

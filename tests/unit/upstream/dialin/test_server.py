@@ -7,7 +7,7 @@ import pytest
 from isthmus.upstream import listing
 from isthmus.upstream import reconnector as base
 from isthmus.upstream.dialin import link
-from isthmus.upstream.dialin import reconnector as module
+from isthmus.upstream.dialin import server as module
 from tests.unit.upstream.dialin.scene import Dialler, scene, until
 from tests.unit.upstream.doubles import text_of
 

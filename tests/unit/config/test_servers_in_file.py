@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.config.files import read_document
-from isthmus.config.server_file import ServerFile
+from isthmus.config.servers_in_file import ServerFile
 
 
 def file_of(folder: Path, name: str, text: str) -> ServerFile:

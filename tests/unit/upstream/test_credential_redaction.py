@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from isthmus.upstream.error_redaction import (
+from isthmus.upstream.credential_redaction import (
     AHEAD_BYTES,
     REDACTED,
     REDACTED_RESULT,
@@ -102,5 +102,5 @@ def test_the_beginning_of_a_text_contains_no_part_of_a_secret(*, is_ascii: bool,
 def test_a_text_may_be_cut_anywhere(value: object, length: int, ahead: int) -> None:
     payload = msgspec.Raw(json.dumps(value).encode())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("isthmus.upstream.error_redaction.AHEAD_BYTES", ahead)
+        patched.setattr("isthmus.upstream.credential_redaction.AHEAD_BYTES", ahead)
         assert len(redact_beginning(payload, redact, length)) <= length

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from isthmus.model.fault_table import Lost, NotConnected
+from isthmus.model.location_redaction import without_locations
 from isthmus.model.names import ServerName
-from isthmus.model.readable_text import without_locations
 
 LONG_SECONDS = 5.0
 """A hundred times what a megabyte takes; whatever goes through it again for every letter takes hours."""

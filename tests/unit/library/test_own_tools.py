@@ -30,7 +30,7 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.tools import ToolFunction
+from isthmus.library.own_tools import ToolFunction
 from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.python.signatures import BadArgument
 

@@ -12,8 +12,8 @@ from isthmus.model.calls import Event, LogMessage, Progress
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, DataPart, Part, TaskStatus, TextPart
-from isthmus.upstream.a2a.agent_card import SkillTool
-from isthmus.upstream.a2a.messages import (
+from isthmus.upstream.a2a.card_to_tools import SkillTool
+from isthmus.upstream.a2a.mcp_conversion import (
     NO_WORDS,
     WORDS_LENGTH_MAX,
     AgentQuestion,

@@ -14,10 +14,10 @@ from typing import Any
 
 from isthmus.core.catalog.names import canonical
 from isthmus.library.catalog import ToolEntry, check_name
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, UniversalTool
 from isthmus.library.errors import ServerConnectionError, ServiceClosedError, ToolExecutionError
 from isthmus.library.loop_thread import LoopThread, LoopThreadLock
 from isthmus.library.provider_formats import MCP_RESULT_CHARS, result_text, to_json, truncate
+from isthmus.library.public_types import ToolRequest, ToolResult, ToolStatus, UniversalTool
 from isthmus.library.questions import Questions
 from isthmus.library.resolver import HasCatalog, unregister_service
 from isthmus.library.server_config import MCPServerConfig

@@ -14,8 +14,6 @@ import pytest
 
 from isthmus.library import resolver
 from isthmus.library.catalog import Catalog
-from isthmus.library.client import MCPClient, MCPClientWrapper
-from isthmus.library.contracts import ToolResult, ToolStatus
 from isthmus.library.errors import (
     ConfigurationError,
     ServerConnectionError,
@@ -24,6 +22,8 @@ from isthmus.library.errors import (
     WrongThreadError,
 )
 from isthmus.library.loop_thread import LoopThread
+from isthmus.library.public_types import ToolResult, ToolStatus
+from isthmus.library.server_clients import MCPClient, MCPClientWrapper
 from isthmus.library.server_config import MCPServerConfig
 from isthmus.model.calls import EVERYTHING
 from tests.conftest import Ledger, children

@@ -1,6 +1,6 @@
 """`isthmus init`, `import`, `add`, `remove`, `enable` and `disable`: edit the servers of the configuration in use.
 
-The file is edited as text (`config.editing`): comments and everything else stay. A running hub follows by itself.
+The file is edited as text (`config.text_editing`): comments and everything else stay. A running hub follows by itself.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.config.client_file_reader import ClientFiles, HostContext, read_client_files
 from isthmus.config.client_formats import CLIENTS, DIALECTS, OWN
-from isthmus.config.editing import CannotEdit, edit, replace_file
 from isthmus.config.entry_secrets import secrets_of
 from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import Document, derived_state, find_file, home_folder, read_document, usual_files
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import parse
 from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome, load_servers, transport_of
-from isthmus.config.server_file import ServerFile
+from isthmus.config.servers_in_file import ServerFile
 from isthmus.config.tables import CLUSTER
+from isthmus.config.text_editing import CannotEdit, edit, replace_file
 from isthmus.config.variables import Variables, variables_of
 from isthmus.upstream.server_settings import ServerSettings
 

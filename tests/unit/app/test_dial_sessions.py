@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from isthmus.app.dial_talk import Wire
+from isthmus.app.dial_sessions import Wire
 
 
 class Socket:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.edit import ImportOptions, import_servers
+from isthmus.cli.edit_servers import ImportOptions, import_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import main
 from isthmus.config.client_formats import CLIENTS

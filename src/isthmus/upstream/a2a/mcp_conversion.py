@@ -31,8 +31,8 @@ from isthmus.model.tasks import (
     TaskStatus,
     TextPart,
 )
-from isthmus.upstream.a2a.agent_card import SkillTool
-from isthmus.upstream.error_redaction import Redact, redact_json
+from isthmus.upstream.a2a.card_to_tools import SkillTool
+from isthmus.upstream.credential_redaction import Redact, redact_json
 from isthmus.wire.a2a.v1_0 import null_as_absent
 from isthmus.wire.jsonrpc import Payload, compact, object_members, render
 from isthmus.wire.mcp.forwarded_methods import QUESTIONS

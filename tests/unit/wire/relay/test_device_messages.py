@@ -7,7 +7,7 @@ import json
 import pytest
 
 from isthmus.wire.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, Batch, Malformed, Notification, Request
-from isthmus.wire.relay.messages import (
+from isthmus.wire.relay.device_messages import (
     MissingServer,
     add_server_id,
     decode,

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
 from isthmus.library.errors import ConfigurationError
+from isthmus.library.outcomes_to_results import ToolFailure
 from isthmus.library.provider_formats import schema_problem
-from isthmus.library.results import ToolFailure
+from isthmus.library.public_types import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
 from isthmus.model.calls import LogMessage
 from isthmus.upstream.python.builtin import HubFunctions
 from isthmus.upstream.python.context import Context as ToolContext

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES, pause_after
-from isthmus.frontends.relay.device import (
+from isthmus.frontends.relay.device_connection import (
     CALLS_MAX,
     PENDING_MAX,
     DeviceCall,

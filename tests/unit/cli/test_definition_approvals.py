@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.approve import approve, show_changes
+from isthmus.cli.definition_approvals import approve, show_changes
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.storage.definition_store import FILE, DefinitionStore, SeenDefinition
 

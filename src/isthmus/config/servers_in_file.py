@@ -1,6 +1,6 @@
 """Where servers are in the configuration file, and how one is switched on or off there.
 
-Texts in, texts out: the command line and `app.server_edits` read and write the file.
+Texts in, texts out: the command line and `app.rest_server_edits` read and write the file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.config.editing import Keys, edit
 from isthmus.config.entries_to_settings import server_names
 from isthmus.config.files import Document
+from isthmus.config.text_editing import Keys, edit
 
 
 @dataclass(slots=True)

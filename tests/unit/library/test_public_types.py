@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.library.contracts import CHUNK_TYPES, ToolStreamChunk
+from isthmus.library.public_types import CHUNK_TYPES, ToolStreamChunk
 
 
 @pytest.mark.parametrize("kind", CHUNK_TYPES)

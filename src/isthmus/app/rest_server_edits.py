@@ -13,12 +13,12 @@ from pathlib import Path
 
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN
-from isthmus.config.editing import CannotEdit, replace_file
 from isthmus.config.files import Document, home_folder, read_document
 from isthmus.config.findings import ConfigError
 from isthmus.config.pasting import CannotPreview, PastedServer, Preview, preview
-from isthmus.config.server_file import ServerFile
+from isthmus.config.servers_in_file import ServerFile
 from isthmus.config.settings import Configuration
+from isthmus.config.text_editing import CannotEdit, replace_file
 from isthmus.core.ports import ConfigurationFinding, ServerPreview, ServerPreviewEntry
 from isthmus.model.names import ServerName
 
