@@ -8,6 +8,7 @@ before a block say what a reader knows anyway:
     <!-- before: COMMAND -->     run this first
     <!-- output -->              this block is what the block before printed
     <!-- exit: CODE -->          the last command ends with this code
+    <!-- within: SECONDS -->     it may take so long until it does: the command is repeated
     <!-- python: NAME -->        run this program with the Python of .venv-NAME
     <!-- env: NAME=VALUE -->     set a variable for the rest of the page
     <!-- input: TEXT -->         what the commands read
@@ -36,6 +37,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -174,7 +176,12 @@ class Reader:
         typed = block.mark("terminal") if block is not None else None
         given = typed or (block.mark("input") if block is not None else None) or ""
         given = self._completed(self._here(given))
-        self._run(["bash", "-c", command], f"{place}: {command}", exit_code, given, is_typed=typed is not None)
+        words, where = ["bash", "-c", command], f"{place}: {command}"
+        deadline = time.monotonic() + float((block.mark("within") if block is not None else None) or 0)
+        while (code := self._run(words, given, is_typed=typed is not None)) != exit_code:
+            if time.monotonic() > deadline:
+                self._fail(where, code, exit_code)
+            time.sleep(POLL_SECONDS)
 
     def _here(self, text: str) -> str:
         return text.replace(DOCUMENTED_PORT, str(self.port)).replace(DOCUMENTED_FOLDER, str(self.folder))
@@ -188,9 +195,8 @@ class Reader:
         command = re.sub(r"\bID\b", ids[-1] if ids else "ID", command)
         return re.sub(r"([^\s'\"]+)…", complete, command)
 
-    def _run(
-        self, words: list[str], place: str, exit_code: int = 0, given: str = "", *, is_typed: bool = False
-    ) -> None:
+    def _run(self, words: list[str], given: str = "", *, is_typed: bool = False) -> int:
+        """Run a program to its end, and return its exit code."""
         writing, reading = pty.openpty() if is_typed else os.pipe()[::-1]
         os.write(writing, f"{given}\n".encode())
         if not is_typed:
@@ -211,8 +217,7 @@ class Reader:
             os.close(writing)
         self._last = self._here(ran.stdout)
         self.said += self._last
-        if ran.returncode != exit_code:
-            pytest.fail(f"{place}\nended with {ran.returncode}, not {exit_code}:\n{ran.stdout}", pytrace=False)
+        return ran.returncode
 
     def _run_program(self, block: Block, place: str) -> None:
         sdk = block.mark("python")
@@ -221,9 +226,13 @@ class Reader:
             missing = pytest.fail if os.environ.get("CI") else pytest.skip
             missing(f"{place} needs {python}: run `make test` once")
         began = time.monotonic()
-        self._run([python, "-c", self._here(block.text)], place)
+        if code := self._run([python, "-c", self._here(block.text)]):
+            self._fail(place, code, 0)
         self.on_done(f"the program at {place}", time.monotonic() - began)
         self._compare(re.findall(r"print\(.*\)  # (.*)", block.text), place)
+
+    def _fail(self, place: str, code: int, wanted: int) -> NoReturn:
+        pytest.fail(f"{place}\nended with {code}, not {wanted}:\n{self._last}", pytrace=False)
 
     def _compare(self, shown: list[str], place: str) -> None:
         missing = unmatched([self._here(line) for line in shown if line.strip()], self._last)
