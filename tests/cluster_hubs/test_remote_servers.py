@@ -14,6 +14,9 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from isthmus.app.jsonrpc_over_bus import frame
+from isthmus.cluster.bus import BusChannel, ChannelEnd, NodeId
+from isthmus.cluster.nats import NatsBus, NatsSettings
 from tests.cluster.servers import BUSY
 from tests.cluster_hubs.nodes import PATIENCE, cluster, nats_server, node, rest_of, stands
 from tests.faults.probed_hub import probed
@@ -376,3 +379,51 @@ async def test_a_server_is_forgotten_at_all_nodes(pair: Sequence[HubProcess], ag
             return (await here.get(f"/v1/servers/{name}")).status_code == 404
 
         await eventually(is_gone, "the other node forgets it, too")
+
+
+async def test_an_older_node_that_leaves_out_new_members_uses_a_server(tmp_path: Path, agent: str) -> None:
+    """It opens the server with what it knows of the announcement."""
+    async with (
+        cluster(tmp_path, "a") as (nats, (a,)),
+        raw_server(a.port, agent, "s1"),
+    ):
+        await stands(a, f"{agent}_s1", "ready")
+        bus = await NatsBus.start(NatsSettings((nats.url,)), NodeId("older"))
+        bus.announce({"version": "0.1.0"})
+        try:
+            await eventually(lambda: "a" in bus.peers(), "the nodes see each other")
+            directory = await opened(bus, "servers")
+            await eventually(lambda: bool(directory.messages), "the directory is read")
+            (entry,) = json.loads(directory.messages[0])["own"]
+            known = {name: entry[name] for name in ("agent", "tenant", "server_id", "name", "is_named", "came")}
+            server = await opened(bus, "server")
+            server.channel.send(frame(json.dumps(known).encode()))
+            await eventually(lambda: bool(server.messages), "the server is opened")
+            assert b"welcome" in server.messages[0]
+        finally:
+            await bus.aclose()
+
+
+class OpenedChannel:
+    """A channel of the bus, and what was received on it."""
+
+    def __init__(self, channel: BusChannel) -> None:
+        self.channel = channel
+        self.messages: list[bytes] = []
+        channel.start(self)
+
+    def message(self, message: bytes) -> None:
+        self.messages.append(message)
+
+    def writable(self) -> None:
+        """Nothing waits here."""
+
+    def silent(self, confirmed: int) -> None:
+        """Nothing is awaited here."""
+
+    def closed(self, end: ChannelEnd) -> None:
+        """The test waits for messages only."""
+
+
+async def opened(bus: NatsBus, service: str) -> OpenedChannel:
+    return OpenedChannel(await bus.connect(NodeId("a"), service, within=5.0))
