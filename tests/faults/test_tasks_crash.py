@@ -71,6 +71,11 @@ class Load:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
+    async def can_run(self) -> bool:
+        """Whether the server is ready. Tasks before that are not sent, and the next hub runs them."""
+        found = (await self._client.get("/v1/servers/quick")).json()
+        return bool(found["state"] == "ready")
+
     async def run(self) -> None:
         """Go on until the hub is gone."""
         with suppress(httpx2.HTTPError):
@@ -140,6 +145,7 @@ async def kill_under_load(
             for params in unanswered:
                 await load.send(params)
             if number < kills:
+                await eventually(load.can_run, "the server is ready", within=SECONDS)
                 callers = [asyncio.ensure_future(load.run()) for _ in range(CALLERS)]
                 enough = len(load.acknowledged) + points.randint(1, TASKS_MAX)
                 await eventually(lambda: len(load.acknowledged) >= enough, "enough is acknowledged")  # noqa: B023
