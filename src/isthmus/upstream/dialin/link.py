@@ -403,7 +403,8 @@ class DialInLink(BaseLink):
         if self.announced is not None:
             fault = read_node_error(self.server, reply)
             if isinstance(fault, NotConnected) and isinstance(waiter, CallWaiter) and _can_wait(waiter.inflight):
-                _submit_again(waiter.inflight)
+                # Later: the message that the server has left that node may have come together with this one.
+                asyncio.get_running_loop().call_soon(self._wait_or_fail, waiter, fault)
                 return
         elif self.is_muxed:
             fault = read_error(self.server, reply)
@@ -411,6 +412,17 @@ class DialInLink(BaseLink):
             super().on_error_reply(waiter, fault)
         else:
             waiter.fail(fault)
+
+    def _wait_or_fail(self, waiter: CallWaiter, fault: NotConnected) -> None:
+        """The other node has refused a call, and would again: let it wait only for another link than this one."""
+        inflight = waiter.inflight
+        if inflight.is_done:
+            return
+        server_queue = inflight.server_queue
+        if inflight.link is not self or server_queue is None or server_queue.uses(self):
+            waiter.fail(fault)
+        else:
+            _submit_again(inflight)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
