@@ -554,10 +554,6 @@ class DialInLink(BaseLink):
         if not self.lost.done() and self.on_leaving is not None:
             self.on_leaving()
 
-    def has_calls(self) -> bool:
-        """Whether calls were sent on it that are not answered yet."""
-        return any(isinstance(sent.waiter, CallWaiter) for sent in self.requests.pending.values())
-
     def end(self, code: int, words: str, reason: str) -> None:
         """Close it: the peer gets `words`, and the callers of open calls get `reason`."""
         self._on_broken(reason, is_dead=False)
