@@ -1,4 +1,4 @@
-"""A node is stopped while others run: durable scripts that wait for a person continue when it is back."""
+"""Nodes are stopped: what they leave to others and to their next lives, and how long that takes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_hubs.nodes import nats_server, node
+from isthmus.upstream.dialin.registry import MOVE_SECONDS
+from tests.cluster_hubs.nodes import cluster, nats_server, node, stands
 from tests.code.script_server import command
 from tests.code.test_durable import AFTER, CALLERS, SECONDS, Agent
 from tests.conftest import Ledger
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, stdio
+from tests.relay.peers import raw_server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("cluster")]
 
@@ -53,3 +55,17 @@ async def test_a_script_that_waits_for_approval_still_waits_after_its_node_was_s
             assert await asyncio.wait_for(agent.hub.process.wait(), SECONDS) == 0
         async with agent_of_node() as agent:
             await eventually(is_held, "the call is held again", within=SECONDS)
+
+
+async def test_nodes_that_are_stopped_together_do_not_wait_until_their_servers_have_moved(
+    tmp_path: Path, agent: str
+) -> None:
+    async with cluster(tmp_path, "a", "b") as (_, hubs), raw_server(hubs[0].port, agent, "lamp"):
+        for hub in hubs:
+            await stands(hub, f"{agent}_lamp", "ready")
+        began = asyncio.get_running_loop().time()
+        for hub in hubs:
+            hub.terminate()
+        codes = await asyncio.wait_for(asyncio.gather(*(hub.process.wait() for hub in hubs)), SECONDS)
+        assert codes == [0, 0]
+        assert asyncio.get_running_loop().time() - began < MOVE_SECONDS / 2
