@@ -450,9 +450,13 @@ class RemoteServers:
                     await asyncio.sleep(MOVE_LOOK_SECONDS)
 
     def _have_moved(self, keys: Sequence[Key]) -> bool:
-        """Whether other nodes have these servers, or none will: nodes that shut down themselves take no servers."""
-        is_possible = any(not directory.is_moving for directory in self._directories.values())
-        return not is_possible or all(map(self._is_used, keys))
+        """Whether other nodes have these servers, or none will."""
+        return not self.can_move() or all(map(self._is_used, keys))
+
+    def can_move(self) -> bool:
+        """Whether another node takes servers of this one: nodes that shut down themselves take none."""
+        found = (self._directories.get(node) for node in self._bus.peers())
+        return any(directory is None or not directory.is_moving for directory in found)
 
     def _is_used(self, key: Key) -> bool:
         remote = self._links.get(key)
