@@ -213,7 +213,7 @@ class Cluster:
         own = self._own
         self.placed.announce = lambda key, entry: own.announce(key.key, entry)
         self.placed.sessions = lambda key: own.sessions_of(key.key)
-        self.placed.open_link = self._remote.open_placed
+        self.placed.open_link, self.placed.can_move = self._remote.open_placed, self._remote.can_move
         self.placed.join(running)
         share_loads(self.bus, running, own)
         running.dialins.on_stood = self._own.server_changed

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -217,7 +217,8 @@ class OwnServers:
     def _add_reader(self, channel: BusChannel) -> None:
         self._readers.add(channel)
         channel.start(_Reader(partial(self._readers.discard, channel)))
-        self._say(channel, DirectoryChange(tuple(self.entries.values()), arriving=tuple(self._arriving.values())))
+        own, arriving = tuple(self.entries.values()), tuple(self._arriving.values())
+        self._say(channel, DirectoryChange(own, arriving=arriving, is_moving=self._is_moving))
 
     def _announce_soon(self) -> None:
         if not self._is_telling:
@@ -439,7 +440,7 @@ class RemoteServers:
         return found
 
     async def move_own(self) -> None:
-        """This node shuts down: return when the servers that dialled in have connected to other nodes, or cannot be.
+        """This node shuts down: return when the servers that dialled in have connected to other nodes, or cannot.
 
         Until then this node still serves its callers, and their calls wait for these servers, too.
         """
@@ -447,8 +448,17 @@ class RemoteServers:
         self._running.dialins.leave(moving)
         with suppress(TimeoutError):
             async with asyncio.timeout(MOVE_SECONDS):
-                while not all(map(self._is_used, moving)):  # noqa: ASYNC110 - once in a node's life
+                while not self._have_moved(moving):  # noqa: ASYNC110 - once in a node's life
                     await asyncio.sleep(MOVE_LOOK_SECONDS)
+
+    def _have_moved(self, keys: Sequence[Key]) -> bool:
+        """Whether other nodes have these servers, or none will."""
+        return not self.can_move() or all(map(self._is_used, keys))
+
+    def can_move(self) -> bool:
+        """Whether another node takes servers of this one: nodes that shut down themselves take none."""
+        found = (self._directories.get(node) for node in self._bus.peers())
+        return any(directory is None or not directory.is_moving for directory in found)
 
     def _is_used(self, key: Key) -> bool:
         remote = self._links.get(key)
@@ -612,6 +622,8 @@ class PeerDirectory:
         self.epoch = epoch
         self.is_read = False
         """Its first message has come."""
+        self.is_moving = False
+        """The node shuts down."""
         self._bus = bus
         self._node = node
         self._on_changed = on_changed
@@ -667,6 +679,7 @@ class PeerDirectory:
                 self._known.pop(key, None)
             self._arriving |= {arrival.number for arrival in change.arriving}
             self._arriving -= {number for number, _ in change.arrived}
+            self.is_moving |= change.is_moving
             self._on_changed(self._node, change)
             self.is_read = True
 

@@ -101,6 +101,8 @@ class PlacedServers:
         """Announces a program of this node to the others, or that it runs it no longer."""
         self.sessions: Callable[[NodeServer], int] = lambda _: 0
         """How many nodes use a program of this node."""
+        self.can_move: Callable[[], bool] = lambda: bool(bus.peers())
+        """Whether another node takes programs of this one."""
         self.open_link: OpenLink | None = None
         self._bus = bus
         self._loop = asyncio.get_running_loop()
@@ -399,14 +401,17 @@ class PlacedServers:
         placed.document = placed.number = None
 
     async def hand_over(self) -> None:
-        """This node leaves: return once other nodes run its programs, and nobody uses those of this node."""
+        """This node leaves: return once other nodes run its programs, and nobody uses those of this node, or cannot."""
         self.is_leaving = True  # from now on `_look` takes no program, and frees those that run here
         if not self._bus.peers():
             return
-        while any(map(self._is_used_here, self._placed.values())):  # noqa: ASYNC110 - links have several owners
+        while self._waits_for_others():  # noqa: ASYNC110 - links have several owners
             await asyncio.sleep(LOOK_SECONDS / 4)
         for placed in self._placed.values():
             self._withdraw(placed)
+
+    def _waits_for_others(self) -> bool:
+        return self.can_move() and any(map(self._is_used_here, self._placed.values()))
 
     def _is_used_here(self, placed: PlacedServer) -> bool:
         """Whether this node runs it, and it is not free yet or has a link of some node."""

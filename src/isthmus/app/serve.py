@@ -711,14 +711,11 @@ async def _until_signal(
             if relay is not None:
                 relay.frontend.end_streams()  # devices and servers connect to other nodes now
             await _hand_over(running, cluster, signals)
-        if cluster is None or not cluster.bus.peers():
-            running.refuse_new_calls()
-        else:  # a load balancer learns of it by its connections, on which requests may be on their way
-            asyncio.get_running_loop().call_later(LAME_DUCK_SECONDS, running.refuse_new_calls)
         drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay, cluster))
         again = running.background.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
+        running.refuse_new_calls()  # if the drain has not: what is durable is left to the next hub, not cancelled
         running.tasks.release_unsent()
         if running.calls():
             running.cancel_all("the hub is shutting down")
@@ -751,6 +748,11 @@ async def _drain(
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             beside = None if grpc is None else running.background.spawn("drain of gRPC", grpc.drain(seconds))
+            if cluster is not None and cluster.bus.peers():
+                # A load balancer learns of it by its connections, on which requests may be on their way.
+                running.background.spawn("drain of HTTP", http_listener.drain(seconds))
+                await asyncio.sleep(LAME_DUCK_SECONDS)
+            running.refuse_new_calls()  # first: durable scripts are left to the next hub as they are
             # Before the listener closes, for callers that wait for a task; and after, for late requests.
             running.tasks.cancel_unanswered("the hub is shutting down")
             running.tasks.release_offline()

@@ -34,9 +34,10 @@ class PairBus:
     def __init__(self) -> None:
         self.node = A
         self.state = BusState(is_connected=True, since=0.0)
+        self.others: dict[NodeId, Any] = {B: None}
 
     def peers(self) -> dict[NodeId, Any]:
-        return {B: None}
+        return self.others
 
     def publish(self, topic: str, payload: bytes) -> None: ...
 
@@ -106,7 +107,8 @@ class ProgramNode:
                 node.looks += 1
                 return SimpleNamespace(servers=node.servers)
 
-        self.placed = PlacedServers(cast("Bus", PairBus()), 10.0)
+        self.bus = PairBus()
+        self.placed = PlacedServers(cast("Bus", self.bus), 10.0)
         self.placed.join(cast("RunningHub", Running(**vars(running))))
 
     async def connect(self) -> BaseLink:
@@ -162,6 +164,19 @@ async def test_a_leaving_node_waits_until_another_one_runs_its_program(backgroun
     assert not leaving.done()
     node.reconnector.active_link = None
     await leaving
+
+
+async def test_a_leaving_node_waits_no_longer_when_no_other_node_can_run_its_program(
+    background: BackgroundTasks,
+) -> None:
+    node = ProgramNode(background)
+    await node.connect()
+    leaving = asyncio.ensure_future(node.placed.hand_over())
+    await reaches(node.journal.state, FREE)
+    await node.looked()
+    assert not leaving.done()
+    node.bus.others = {}
+    await asyncio.wait_for(leaving, 10.0)
 
 
 async def test_a_lease_that_ends_during_the_handover_ends_the_handover(background: BackgroundTasks) -> None:

@@ -301,6 +301,10 @@ class ServerQueue:
         """Whether the server is connected."""
         return self._link is not None
 
+    def uses(self, link: Link) -> bool:
+        """Whether calls are sent on this link now."""
+        return self._link is link
+
     def attach(self, link: Link) -> None:
         """Send calls on `link` from now on; a new link resets the breaker."""
         self._link = link

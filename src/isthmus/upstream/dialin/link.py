@@ -403,7 +403,8 @@ class DialInLink(BaseLink):
         if self.announced is not None:
             fault = read_node_error(self.server, reply)
             if isinstance(fault, NotConnected) and isinstance(waiter, CallWaiter) and _can_wait(waiter.inflight):
-                _submit_again(waiter.inflight)
+                # Later: the message that the server has left that node may have come together with this one.
+                asyncio.get_running_loop().call_soon(self._wait_or_fail, waiter, fault)
                 return
         elif self.is_muxed:
             fault = read_error(self.server, reply)
@@ -411,6 +412,17 @@ class DialInLink(BaseLink):
             super().on_error_reply(waiter, fault)
         else:
             waiter.fail(fault)
+
+    def _wait_or_fail(self, waiter: CallWaiter, fault: NotConnected) -> None:
+        """The other node has refused a call, and would again: let it wait only for another link than this one."""
+        inflight = waiter.inflight
+        if inflight.is_done:
+            return
+        server_queue = inflight.server_queue
+        if inflight.link is not self or server_queue is None or server_queue.uses(self):
+            waiter.fail(fault)
+        else:
+            _submit_again(inflight)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -541,10 +553,6 @@ class DialInLink(BaseLink):
         self.is_leaving = True
         if not self.lost.done() and self.on_leaving is not None:
             self.on_leaving()
-
-    def has_calls(self) -> bool:
-        """Whether calls were sent on it that are not answered yet."""
-        return any(isinstance(sent.waiter, CallWaiter) for sent in self.requests.pending.values())
 
     def end(self, code: int, words: str, reason: str) -> None:
         """Close it: the peer gets `words`, and the callers of open calls get `reason`."""

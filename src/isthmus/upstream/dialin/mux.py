@@ -113,10 +113,10 @@ class MuxHost:
         """The number of open channels."""
         return len(self._channels)
 
-    def has_calls(self) -> bool:
-        """Whether a server of this socket has calls that are not answered yet."""
+    def links(self) -> list[DialInLink]:
+        """The links to the servers of this socket."""
         receivers: Iterable[object] = self._receivers.values()
-        return any(isinstance(each, DialInLink) and each.has_calls() for each in receivers)
+        return [each for each in receivers if isinstance(each, DialInLink)]
 
     # -- callbacks of the socket -----------------------------------------------------------------------------------
 

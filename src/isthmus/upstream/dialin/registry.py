@@ -16,6 +16,7 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Journal
 from isthmus.model.fault_table import Fault
 from isthmus.model.names import ServerName
@@ -429,9 +430,12 @@ class DialInRegistry:
             links = [link for link in self._links if link.announced is None and not link.is_muxed]
             if not (links or self._hosts):
                 return
-            for host in [host for host in self._hosts if not host.has_calls()][:MOVE_AT_ONCE_MAX]:
+            # Also of calls that have asked their caller something, and have no request at the server meanwhile.
+            calls = (each for each in self._hub.deadlines.pending() if isinstance(each, InFlight))
+            busy: set[object] = {inflight.link for inflight in calls}
+            for host in [host for host in self._hosts if busy.isdisjoint(host.links())][:MOVE_AT_ONCE_MAX]:
                 host.close(RESTARTING, words)
-            for link in [link for link in links if not link.has_calls()][:MOVE_AT_ONCE_MAX]:
+            for link in [link for link in links if link not in busy][:MOVE_AT_ONCE_MAX]:
                 link.end(RESTARTING, words, words)
             await asyncio.sleep(MOVE_LOOK_SECONDS)
 

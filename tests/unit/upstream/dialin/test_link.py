@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Answered, Call, LogMessage, Progress
-from isthmus.model.fault_table import BadArguments, Lost
+from isthmus.model.fault_table import BadArguments, Lost, NotConnected
 from isthmus.upstream import base_link as link_module
 from isthmus.upstream.dialin import link as module
-from isthmus.upstream.dialin.link import CallerMarkDialect, mark_of
+from isthmus.upstream.dialin.link import CallerMarkDialect, NodeServer, mark_of
+from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.mcp.forwarded_methods import passed_meta
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation, read_mark
@@ -383,3 +385,51 @@ def test_an_invalid_conversation_mark_is_ignored(text: bytes) -> None:
     assert read_mark(msgspec.Raw(text)) is None
     assert read_mark(None) is None
     assert read_mark(msgspec.Raw(b'{"caller":"x"}')) == ConversationMark("x")
+
+
+class OtherNode(Dialler):
+    """A node of the cluster with the server's socket. It refuses calls as not sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_modern = self.holds_calls = True
+
+    def is_confirmed(self) -> bool:
+        return True
+
+    def refuse(self, id: Any) -> None:
+        data = {"executed": "no", "reason": "not_connected", "server": "clock"}
+        self.say(id=id, error={"code": -32002, "message": "Server clock is not connected: gone", "data": data})
+
+
+async def at_other_node(at: Scene) -> OtherNode:
+    other = OtherNode()
+    announced = NodeServer("kitchen", "default", "clock", "kitchen_clock", is_named=True, came=1.0)
+    other.receiver, arrival = at.book.accept_node(other, announced)
+    assert arrival is not None
+    await arrival
+    return other
+
+
+async def test_a_call_that_another_node_refuses_is_not_sent_there_again() -> None:
+    async with scene(DialInSettings(grace=5.0)) as at:
+        other = await at_other_node(at)
+        _, listener = at.start(NOW)
+        other.refuse((await sent(other))["id"])
+        await until(lambda: bool(listener.ends))
+        assert isinstance(listener.ends[0], NotConnected)
+        assert len(other.calls()) == 1
+
+
+async def test_a_call_that_a_node_refuses_while_its_server_moves_waits_for_another_link() -> None:
+    async with scene(DialInSettings(grace=5.0)) as at:
+        other = await at_other_node(at)
+        _, listener = at.start(NOW)
+        request = await sent(other)
+        asyncio.get_running_loop().call_soon(other.say_goodbye)  # as a directory that was read in the same turn
+        other.refuse(request["id"])
+        await until(lambda: at.server_status("kitchen_clock").state == "away")
+        new = await at_other_node(at)
+        new.answer((await sent(new))["id"])
+        assert text_of(listener) == "done"
+        assert len(other.calls()) == 1

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
-from isthmus.model.calls import EVERYTHING
+from isthmus.model.calls import EVERYTHING, Answered
 from isthmus.model.fault_table import Lost, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim
@@ -29,7 +29,7 @@ from isthmus.upstream.dialin.server import REPLACED
 from isthmus.upstream.dialin.server_names import NameRules
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.server_settings import REASON_LENGTH_MAX
-from tests.unit.core.doubles import ANYONE, ready, tool
+from tests.unit.core.doubles import ANYONE, raw, ready, tool
 from tests.unit.upstream.dialin.scene import CLAIM, Dialler, Scene, scene, until
 from tests.unit.upstream.doubles import text_of
 
@@ -1010,3 +1010,25 @@ async def test_links_that_went_and_servers_that_are_forgotten_are_freed_without_
             await until(lambda: reconnector() is None)
     finally:
         gc.enable()
+
+
+async def test_a_hub_that_leaves_keeps_a_socket_whose_server_has_asked_a_caller() -> None:
+    async with scene() as at:
+        server = Dialler()
+        server.is_modern = server.holds_calls = True
+        await at.agent_server(server)
+        _, listener = at.start("kitchen_clock.now", client_caps=frozenset({"elicitation"}))
+        await until(lambda: len(server.calls()) == 1)
+        question = {"method": "elicitation/create", "params": {"message": "when?", "requestedSchema": {}}}
+        asking = {"resultType": "input_required", "inputRequests": {"q": question}, "requestState": "s"}
+        server.say(id=server.calls()[0]["id"], result=asking)
+        ((_, reply),) = listener.asked
+        idle = await at.agent_server(Dialler("idle"), "idle")
+        at.book.leave([])
+        await until(lambda: bool(idle.closed))
+        assert not server.closed
+        reply(Answered(raw({"action": "accept", "content": {}})))
+        await until(lambda: len(server.calls()) == 2)
+        server.answer(server.calls()[1]["id"])
+        assert text_of(listener) == "done"
+        await until(lambda: bool(server.closed))
