@@ -15,6 +15,7 @@ from tests.agents.tool_requests import QUICK, fresh
 from tests.faults import quick_server
 from tests.hubs import CARD_LEADS_HERE, PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.issuer import Issuer
+from tests.matrix.field import until_complete
 from tests.peers.launch import Sdk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("agents")]
@@ -30,6 +31,8 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
     servers = {QUICK: stdio(quick_server.command(folder / "paid"))}
     tables: dict[str, Any] = {"limits": PATIENT, "callers": CALLERS, "hub": CARD_LEADS_HERE, "a2a": {"grpc_port": 0}}
     async with serving(folder, servers, **tables) as running:
+        # A card waits for a second only.
+        await until_complete(running.url, key=MINE)
         yield running
 
 

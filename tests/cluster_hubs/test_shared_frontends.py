@@ -38,6 +38,11 @@ from tests.issuer import Issuer, issuing
 from tests.matrix import notebook_server
 from tests.matrix.notebook_server import PAGE
 from tests.matrix.test_own_updates import MODES, Mode, follower, touch
+from tests.peers import content
+from tests.peers.client_sdk2 import client_over_http
+from tests.peers.forms import Form
+from tests.peers.launch import http_peer
+from tests.peers.surveyor import MessageListener, level_set
 from tests.property.echo_server import command
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("shared_frontends")]
@@ -394,3 +399,22 @@ async def test_the_same_words_after_a_response_are_a_new_message_of_0_1_at_every
             done = await agent.ask("tasks/send", {"id": "mine", "message": message})
             assert done["status"]["state"] == "completed"
             assert len(ledger.lines()) == number, "each follows a response to the one before"
+
+
+async def test_a_level_chosen_at_one_node_takes_no_lines_from_a_caller_at_another(tmp_path: Path) -> None:
+    # Without sessions, FastMCP keeps the last level that anybody has set, for all connections.
+    form = Form("fastmcp", "legacy", "stateless")
+    curious, quiet = MessageListener(), MessageListener()
+    async with (
+        http_peer(form.peer, *form.options) as peer,
+        serving_nodes(tmp_path, {"full": {"url": form.url(peer.port)}}, limits=PATIENT) as hub,
+        client_over_http(hub.nodes[0].url_of("full"), mode="legacy", listener=curious) as wants_all,
+        client_over_http(hub.nodes[1].url_of("full"), mode="legacy", listener=quiet) as wants_errors,
+    ):
+        await level_set(wants_all, "debug")
+        await level_set(wants_errors, "error")
+        await wants_all.call_tool("log_some", {})
+        await wants_errors.call_tool("log_some", {})
+
+    assert [line["level"] for line in curious.logs] == list(content.LEVELS)
+    assert [line["level"] for line in quiet.logs] == ["error"]

@@ -119,7 +119,7 @@ def _entry(kind: Kind, peers: dict[str, HttpPeer], ledger: Ledger) -> dict[str, 
     return stdio(quick_command(peer, *options), env=ledger.env)
 
 
-async def until_complete(url: str) -> None:
+async def until_complete(url: str, *, key: str | None = None) -> None:
     """Wait until a listing names no server that is missing, at every node.
 
     Raises:
@@ -128,7 +128,7 @@ async def until_complete(url: str) -> None:
     missing: object = None
     for each in node_urls(url):
         try:
-            async with asyncio.timeout(READY_SECONDS), Raw(each) as raw:
+            async with asyncio.timeout(READY_SECONDS), Raw(each, key=key) as raw:
                 while missing := (await raw.ask("tools/list"))["result"].get("_meta", {}).get("isthmus/missing"):  # noqa: ASYNC110
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:

@@ -216,6 +216,7 @@ class Cluster:
         self.placed.open_link, self.placed.can_move = self._remote.open_placed, self._remote.can_move
         self.placed.join(running)
         share_loads(self.bus, running, own)
+        running.hub.levels.is_shared = True
         running.dialins.on_stood = self._own.server_changed
         self._announced[HUB] = running.hub.id
         running.dialins.on_arriving, running.dialins.on_arrived = self._own.note_arriving, self._own.note_arrived

@@ -1,7 +1,8 @@
 """How much servers should log: as much as the lowest level that any caller wants.
 
 A server has one level for all callers, and each frontend filters for its own caller. A server's default level is
-unknown: once one caller has chosen a level, the others must not lose anything, so the server is set to `debug`.
+unknown: once one caller has chosen a level, the others must not lose anything, so the server is set to `debug`. So it is
+in a cluster, whose nodes do not know what callers at other nodes want.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class LogLevels:
         self._watchers: set[Callable[[], None]] = set()
         self._requests: dict[asyncio.Future[None], ServerName] = {}
         """Requests to servers that are not answered."""
+        self.is_shared = False
+        """Whether other nodes set levels at the same servers: their callers must not lose anything, either."""
         self.lowest: LogLevel | None = None
         """The level to set at servers; None until any caller has chosen one: then servers keep their defaults."""
 
@@ -65,7 +68,7 @@ class LogLevels:
         chosen = next((level for level in LOG_LEVELS if self._counts[level] or level == self._called), None)
         if chosen is None and self.lowest is None:
             return
-        lowest: LogLevel = "debug" if chosen is None or self._counts[None] else chosen
+        lowest: LogLevel = "debug" if chosen is None or self._counts[None] or self.is_shared else chosen
         if lowest != self.lowest:
             self.lowest = lowest
             for watcher in tuple(self._watchers):

@@ -66,6 +66,18 @@ def test_once_a_level_was_chosen_the_servers_default_is_unknown() -> None:
     assert levels.lowest == "debug"
 
 
+def test_where_other_nodes_set_levels_too_the_first_choice_asks_for_everything_for_good() -> None:
+    levels = LogLevels()
+    levels.is_shared = True
+    received = recorded_levels(levels)
+    levels.listen("a")
+    assert received == []
+    levels.want("a", "error")
+    levels.call("alert")
+    levels.leave("a")
+    assert received == ["debug"]
+
+
 def test_choosing_again_and_again_is_one_choice() -> None:
     levels = LogLevels()
     received = recorded_levels(levels)
