@@ -1,8 +1,8 @@
 """How much servers should log: as much as the lowest level that any caller wants.
 
 A server has one level for all callers, and each frontend filters for its own caller. A server's default level is
-unknown: once one caller has chosen a level, the others must not lose anything, so the server is set to `debug`. So it is
-in a cluster, whose nodes do not know what callers at other nodes want.
+unknown: once one caller has chosen a level, the others must not lose anything, so the server is set to `debug`. The
+same holds in a cluster, whose nodes do not know what callers at other nodes want.
 """
 
 from __future__ import annotations
