@@ -137,4 +137,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     # The leader may be long dead while its children live, so the group is told whatever its state.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    # Not `wait`: from Python 3.12 on it may return before the pipes are closed.
+    await process.communicate()

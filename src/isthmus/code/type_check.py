@@ -63,12 +63,12 @@ class _Comparison:
                     pass
 
     def may_be(self, found: str, expected: str) -> bool:
-        """Whether a value of one type may be of the other. False if a type cannot be read."""
+        """Whether a value of one type may be of the other. False if a type cannot be read, or is too deep."""
         try:
             one, other = (ast.parse(text, mode="eval").body for text in (found, expected))
+            return self._is(one, other)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return False
-        return self._is(one, other)
 
     def _is(self, found: ast.expr, expected: ast.expr) -> bool:
         self._left -= 1

@@ -14,6 +14,7 @@ SCHEMES = ("postgresql", "postgres")
 SCHEMA = "isthmus"
 """The default schema: separate, since the database may have other users."""
 
+_WITH_LOCATION = re.compile(r"([^:/?#]*://)([^/?#]*)(.*)")
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SHOWN = ("host", "port", "user", "dbname", "database", "schema", "sslmode")
 """Parameters that may be displayed; all others are hidden."""
@@ -44,8 +45,14 @@ class StorageSettings:
         # urlsplit drops tabs and newlines, so the checked address would differ from the used one.
         if self.url is None or any(character.isspace() or ord(character) < 32 for character in self.url):
             raise ValueError("url must be an address without spaces")
+        found = _WITH_LOCATION.fullmatch(self.url)
+        before, location, rest = found.groups() if found is not None else ("", "", self.url)
+        user, at, hosts = location.rpartition("@")
         try:
-            return urlsplit(self.url)
+            # One by one: `urlsplit` refuses several servers if one has an IPv6 address.
+            for host in hosts.split(","):
+                urlsplit(f"//{user}{at}{host}")
+            return urlsplit(before + rest)._replace(netloc=location)
         except ValueError:
             raise ValueError("url must be a valid address") from None
 

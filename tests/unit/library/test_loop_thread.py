@@ -24,8 +24,9 @@ async def where() -> str:
     return threading.current_thread().name
 
 
-async def for_ever(ended: threading.Event) -> None:
+async def for_ever(began: threading.Event, ended: threading.Event) -> None:
     try:
+        began.set()
         await asyncio.Event().wait()
     finally:
         ended.set()
@@ -79,9 +80,9 @@ def test_on_it_nothing_crosses_and_nothing_blocks(loop_thread: LoopThread) -> No
 
 
 async def test_a_cancelled_waiter_cancels_its_task_on_the_loop(loop_thread: LoopThread) -> None:
-    ended = threading.Event()
-    task = asyncio.create_task(loop_thread.run(for_ever(ended)))
-    await asyncio.sleep(0)
+    began, ended = threading.Event(), threading.Event()
+    task = asyncio.create_task(loop_thread.run(for_ever(began, ended)))
+    assert await asyncio.to_thread(began.wait, SECONDS)
     task.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -132,7 +133,7 @@ def test_stopping_closes_everything_and_cancels_the_rest(loop_thread: LoopThread
     for name in ("first", "broken", "gone", "last"):
         loop_thread.call(loop_thread.close_at_exit, name, lambda name=name: close(name))
     loop_thread.call(loop_thread.remove_closer, "gone")
-    loop_thread.start(for_ever(ended))
+    loop_thread.start(for_ever(threading.Event(), ended))
     loop_thread.stop()
 
     assert order == ["first", "broken", "last"]

@@ -144,7 +144,7 @@ async def bridged(words: list[str]) -> AsyncIterator[str]:
                 down.cancel()
         finally:
             process.kill()
-            await process.wait()
+            await process.communicate()  # `wait` may return before the pipes are closed
 
     async def pass_down(lines: asyncio.StreamReader, socket: ServerConnection) -> None:
         while line := await lines.readline():
