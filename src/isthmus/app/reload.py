@@ -290,6 +290,11 @@ class Reloader:
         waiting = changed_settings(taken, read)
         if difference and self._on_reloaded is not None:
             self._on_reloaded(taken)
+        if before.file is None and taken.file is not None and waiting:
+            message = (
+                "a file was found; restart the hub: commands here do not find it, and their keys do not apply to it"
+            )
+            log.warning(message, file=str(taken.file))
         if difference or waiting or reports_always:
             log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))
         return difference

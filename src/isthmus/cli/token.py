@@ -19,7 +19,7 @@ import msgspec
 
 from isthmus.app.key_files import KeyStore, fix_of, reason_of
 from isthmus.app.shared_state import key_store
-from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, write_owner
+from isthmus.app.state_folder import KEYS, earlier_folder, find_running, left_behind, write_owner
 from isthmus.cli.config import configuration_for_keys
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
@@ -79,6 +79,11 @@ def token_create(config: Path | None, **given: Any) -> int:
     _print_key(key, made, is_json=options.is_json)
     if was_open:
         print_error(f"From now on {_hub_of(configuration)} requires a key from everybody.")
+        if find_running(Path(configuration.hub.state)) is None:
+            print_error(
+                "No hub that uses this key runs now. If one was started before its file was there, restart it: "
+                "until then it stays open."
+            )
     return Exit.SUCCESS
 
 

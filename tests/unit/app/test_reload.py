@@ -190,6 +190,9 @@ async def test_a_file_that_comes_and_changes_is_followed_but_its_state_needs_a_r
         reloading.write({"a": OFF})
         await reloading.until(lambda: reloading.servers == {"a"})
     assert logs[-1]["needs_a_restart"] == ["hub.state"]
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "restart the hub" in warning["event"]
+    assert warning["file"] == str(reloading.file)
     beside = reloading.file.with_suffix(".tmp")
     beside.write_text(json.dumps({"mcpServers": {"b": OFF}}))
     beside.rename(reloading.file)

@@ -255,6 +255,7 @@ def test_no_key_is_called_like_a_caller_of_an_issuer(folder: Path, capsys: pytes
 def test_revoking_the_last_key_warns_that_the_hub_opens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = Said(capsys, "create", "planner", "--allow", "*")
     assert f"From now on the hub of {folder / 'isthmus.toml'} requires a key" in first.err
+    assert "No hub that uses this key runs now" in first.err
     assert "From now on" not in Said(capsys, "create", "reader", "--allow", "*").err
     assert Said(capsys, "revoke", "reader").err == ""
     last = Said(capsys, "revoke", "planner")
