@@ -12,6 +12,7 @@ from tests.cli.screens import PAGE, SCREEN, commands_of, comparable, screens
 from tests.cli.terminals import COLUMNS, on_terminal, run
 from tests.faults import light_server
 from tests.hubs import PATIENT, Raw, serving, stdio, write_config
+from tests.hubs import run as run_command
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -51,6 +52,18 @@ async def test_quiet_logs_warnings_and_verbose_logs_each_call(tmp_path: Path) ->
         async with on_terminal(tmp_path, "call", "--hub", url, "builtin.echo", "text=hello") as call:
             assert await call.ended() == 0
         await hub.until(r"call +tool=builtin.echo caller=local ms=[0-9.]+ outcome=result")
+
+
+async def test_findings_of_a_configuration_break_between_words(tmp_path: Path) -> None:
+    config = tmp_path / "isthmus.toml"
+    config.write_text('[servers.files]\ncomand = "files"\n')
+    code, text = await run(tmp_path, "config", "check", "--config", str(config))
+    piped = await run_command("config", "check", "--config", str(config), folder=tmp_path)
+    assert (code, piped.code) == (3, 3)
+    lines = text.splitlines()
+    assert [line for line in lines if len(line) > COLUMNS and " " in line.strip()] == []
+    assert len(lines) > len((piped.out + piped.err).splitlines())
+    assert text.split() == (piped.out + piped.err).split()
 
 
 async def test_errors_break_between_words(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ async def test_another_key_disconnects_callers_with_the_previous_one(tmp_path: P
             assert (await server.ended()).code == 1008
         async with wired(before["server"]) as refused:
             assert (await refused.ended()).reason == "token无效"
+        words = "(the token: it was not made with this hub's key, or was changed)"
+        await eventually(lambda: any(words in line for line in hub.said), "the log says why", within=RUN_SECONDS)
         after = await minted(tmp_path, hub, "kitchen")
         async with raw_server(hub.port, "", url=after["server"]) as server:
             assert server.is_open

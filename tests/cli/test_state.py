@@ -198,6 +198,13 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
         for command_line in operated:
             used = await user.run(shop, *command_line)
             assert (used.code, used.err.splitlines()[0]) == (0, f"Using the hub that runs at {origin}.")
+        user.environment["ISTHMUS_KEY"] = "key-of-ann-0123456789"
+        keyed = await user.run(shop, "call", "raw.echo", "text=hi")
+        del user.environment["ISTHMUS_KEY"]
+        assert (keyed.code, keyed.err.splitlines()[1:]) == (
+            0,
+            ["ISTHMUS_KEY is not used: the command has a key of that hub. To use yours, add --hub URL."],
+        )
         relayed = await user.run(shop, "token", "relay", "kitchen")
         assert f"ws://127.0.0.1:{hub.port}/mcp_endpoint/call/" in relayed.out, "the port of the running hub"
         blog = user.project("blog")
@@ -217,7 +224,7 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
     async with audit_sqlite.open_reader(state / "journal.db") as log:
         received = [json.loads(row.content) async for row in log.rows()]
     calls = [(each["caller"], each["frontend"], each["name"]) for each in received if each["event"] == "call"]
-    assert calls == [("local", "rest", "raw.echo")]
+    assert calls == [("local", "rest", "raw.echo")] * 2
 
 
 async def test_the_hint_for_an_open_hub_is_right_from_where_the_hub_was_started(user: User) -> None:

@@ -229,6 +229,27 @@ async def test_the_command_line_lists_shows_and_decides(folder: Path, agent: Per
     assert "isthmus approvals list" in await isthmus_command(folder, "approvals", "show", "ap_0", code=1)
 
 
+async def test_a_command_says_at_once_that_its_call_waits(hub: HubProcess, boss: Person) -> None:
+    where = {"ISTHMUS_HUB": f"http://127.0.0.1:{hub.port}", "ISTHMUS_KEY": KEYS["agent"]}
+    command = await asyncio.create_subprocess_exec(
+        *quick_isthmus("call", TOOL, "--args", '{"n": 70}'),
+        env=environment(where),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert command.stderr is not None
+    async with asyncio.timeout(30):
+        said = [(await command.stderr.readline()).decode() for _ in range(2)]
+        id = await boss.id_of({"n": 70})
+        await boss.decide("allow", id)
+        printed, _ = await command.communicate()
+    assert said == [
+        f"{TOOL} waits for an operator's approval ({id}). It continues by itself. Allow it with:\n",
+        f"  isthmus approvals allow {id}\n",
+    ]
+    assert (command.returncode, b"70" in printed) == (0, True)
+
+
 async def test_the_audit_log_has_every_step_without_arguments(agent: Person, boss: Person) -> None:
     call = asyncio.ensure_future(agent.call({"n": 6, "private": "for-your-eyes"}))
     id = await boss.id_of({"n": 6, "private": "for-your-eyes"})

@@ -18,7 +18,7 @@ from isthmus.config.settings import Configuration
 from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.relay.http import RelayHttp, RelayTokenReader
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.identity.relay_tokens import RelayTokens
+from isthmus.identity.relay_tokens import WHY, RelayTokens
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
 
@@ -40,6 +40,7 @@ class Relay:
         self._tokens = self._read_with(running.configuration)
         settings = _relay_settings(running.configuration)
         self.frontend = RelayHttp(running.hub, running.background, auth, self._tokens, running.dialins, settings, ME)
+        self.frontend.refusal_words = WHY
         self._collector = CrowdCollector(lambda: len(running.hub.server_queues))
 
     def _read_with(self, configuration: Configuration) -> RelayTokenReader:

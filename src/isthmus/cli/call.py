@@ -29,7 +29,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HubSource, open_hub, with_hub, with_set
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
-from isthmus.cli.rest_client import CallFailure, HubCall, HubClient, HubQuestion, command_failed
+from isthmus.cli.rest_client import CallFailure, HeldCall, HubCall, HubClient, HubQuestion, command_failed
 from isthmus.cli.run_command import run_command
 from isthmus.core.catalog.names import AmbiguousName, llm_form, resolve, suggestions
 from isthmus.model.calls import Event, Progress, Result
@@ -295,8 +295,11 @@ class Conversation:
     async def perform(self, hub: HubClient, request: HubCall) -> Result | CallFailure:
         """Wait for the outcome, show progress and answer questions meanwhile."""
 
-        def show(event: Event | HubQuestion) -> None:
-            if isinstance(event, Progress):
+        def show(event: Event | HubQuestion | HeldCall) -> None:
+            if isinstance(event, HeldCall):
+                self._line.clear()
+                print_error(f"{event.message} Allow it with:\n  isthmus approvals allow {event.approval}")
+            elif isinstance(event, Progress):
                 self._line.show(event)
             elif isinstance(event, HubQuestion):
                 self._given.unanswered.append(event)

@@ -27,7 +27,7 @@ from isthmus.app.key_files import keys_in
 from isthmus.app.shared_state import key_store
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
-from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
+from isthmus.cli.output import counted, harmless, print_error, print_hanging, print_json, print_output, print_table
 from isthmus.cli.run_command import quiet_logs
 from isthmus.config.entries_to_settings import SECRET_KEYS
 from isthmus.config.entry_secrets import plain_secrets, secrets_of
@@ -365,7 +365,7 @@ def finding_as_json(finding: Finding, weight: Weight) -> dict[str, str | None]:
 
 def _print_check(configuration: Configuration | None, findings: Sequence[tuple[Weight, Finding]]) -> None:
     for weight, finding in findings:
-        print_output(f"{weight}: {finding} [{finding.code}]")
+        print_hanging(f"{weight}: {finding} [{finding.code}]", "  ")
     if configuration is None:
         print_error("The hub would refuse to start with this configuration. Fix the errors above.")
         return
@@ -379,7 +379,7 @@ def _print_check(configuration: Configuration | None, findings: Sequence[tuple[W
         if configuration.issuers:
             counts.append(counted(len(configuration.issuers), "issuer"))
         where = f"listening on {configuration.hub.host}:{configuration.hub.port}"
-        print_output(f"{configuration.file}: {', '.join(counts)}, {where}")
+        print_hanging(f"{configuration.file}: {', '.join(counts)}, {where}", "  ")
     if findings:
         print_error("The hub would start and ignore the entries above. Fix the warnings.")
 

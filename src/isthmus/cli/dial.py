@@ -34,12 +34,13 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_log_level
 from isthmus.cli.output import Row, counted, first_line, harmless, print_error, wants_color
-from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX, WHY
+from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX
 from isthmus.cli.run_command import run_service
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.settings import Configuration, unfiled_settings
 from isthmus.config.variables import ENV_NAME, variables_of
 from isthmus.frontends.relay.http import NO_LONGER_GOOD, WRONG_ROLE
+from isthmus.identity.relay_tokens import WHY
 from isthmus.model.names import legal_server_name
 from isthmus.telemetry.logs import configure
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings

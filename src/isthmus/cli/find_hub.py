@@ -112,6 +112,8 @@ def find_hub(file: Path | None, *, is_needed: bool = False) -> RemoteSource | No
         advice = f"Start it with `{serve}`, or name a hub elsewhere with --hub URL or {HUB_VARIABLE}."
         raise CommandFailed(Exit.UNREACHABLE, f"no hub runs for {named}", advice)
     print_error(f"Using the hub that runs at {running.origin}{'.' if is_needed else '; --private starts another.'}")
+    if os.environ.get(KEY_VARIABLE):
+        print_error(f"{KEY_VARIABLE} is not used: the command has a key of that hub. To use yours, add --hub URL.")
     return running_source(running)
 
 

@@ -33,6 +33,12 @@ COLUMN_WIDTH_MIN = 12
 _BREAKS = re.compile(r"(?:(?<=[-./ ])|(?<=\w{3}_))(?=[^-./ _])")
 """Where a name may be folded. The prefix of an id, such as `ap_`, stays with it."""
 
+_WHOLE = re.compile(r"[a-z]+_[0-9a-f]{8,}|\d{4}-\d\d-\d\d[T ][\d:.+-]+Z?")
+"""An id or a time: it is folded only where the last column would otherwise have too little room."""
+
+LAST_WIDTH_LEAST = 8
+"""Less room than this is too little for the last column."""
+
 GAP = 2
 """Spaces between columns."""
 
@@ -249,8 +255,13 @@ def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
     whole = [
         max(cell_len(part) for cell in column for part in _BREAKS.split(cell)) for column in zip(*rows, strict=True)
     ]
-    while room < min(LAST_WIDTH_MIN, terminal * 3 // 10, last) and widths and max(widths) > COLUMN_WIDTH_MIN:
+    has_whole = [any(map(_WHOLE.fullmatch, column)) for column in zip(*rows, strict=True)]
+    while room < min(LAST_WIDTH_MIN, terminal * 3 // 10, last):
         wide = [each for each, width in enumerate(widths) if width > COLUMN_WIDTH_MIN]
+        others = [each for each in wide if not has_whole[each]]
+        wide = others if others or room >= LAST_WIDTH_LEAST else wide
+        if not wide:
+            break
         # First those that can be folded between words.
         foldable = [each for each in wide if widths[each] > whole[each]] or wide
         widths[max(foldable, key=lambda each: widths[each])] -= 1

@@ -25,8 +25,7 @@ from isthmus.cli.options import parse_duration
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import EVERY_ADDRESS, Configuration, HubSettings, local_origin
-from isthmus.identity import relay_tokens as identity
-from isthmus.identity.relay_tokens import RelayTokens, is_clean
+from isthmus.identity.relay_tokens import WHY, RelayTokens, is_clean
 from isthmus.model.relay import Claim, Role
 
 RELAY_PATH = "/mcp_endpoint"
@@ -39,21 +38,6 @@ STDIN_BYTES = 64 * 1024
 
 KEY_SHOWN = "KEY"
 """Stands for the relay's key in an address, unless --health asks for it."""
-
-WHY = {
-    identity.NONE_SHOWN: "there is no token",
-    identity.NOT_DECRYPTED: "it was not made with this hub's key, or is damaged",
-    identity.NOT_READ: "it was made with this hub's key, but its claims cannot be read",
-    identity.NO_AGENT: "it names no agent",
-    identity.NOT_COMPATIBLE: "it is in the original relay's format, which [relay] compatible = false refuses",
-    identity.UNKNOWN_AGENT: "it is in the original relay's format, for an agent that is not configured and"
-    " has no such token from this hub (see [relay] compatible_agents)",
-    identity.SPLICEABLE: "it can be assembled from tokens of other agents",
-    identity.FORGED: "it was not made with this hub's key, or was changed",
-    identity.EXPIRED: "it has expired",
-    identity.REVOKED: "it was revoked",
-}
-"""Why a token is refused, for people. Sockets are closed with the original relay's messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,7 +324,7 @@ class HubClient:
         return None if response.status == OK else self._refusal(response).message
 
     async def perform(
-        self, call: HubCall, watch: Callable[[Event | HubQuestion], None], answer: Answerer | None = None
+        self, call: HubCall, watch: Callable[[Event | HubQuestion | HeldCall], None], answer: Answerer | None = None
     ) -> Result | CallFailure:
         """Make a call and wait for its end. Cancelling this cancels the call at the server.
 
@@ -399,7 +399,7 @@ class HubClient:
         path: str,
         body: bytes | None = None,
         accept: str = "application/json",
-        watch: Callable[[Event], None] = lambda _: None,
+        watch: Callable[[Event | HeldCall], None] = lambda _: None,
         on_question: OnQuestion = lambda _name, _question: None,
     ) -> HubResponse | ConnectionLost:
         headers = {**self._source.headers, "Accept": accept}
@@ -498,6 +498,13 @@ class HubQuestion(msgspec.Struct, frozen=True):
         return read if isinstance(read, dict) else {}
 
 
+class HeldCall(msgspec.Struct, frozen=True):
+    """The call waits for a person's approval."""
+
+    approval: str
+    message: str
+
+
 Answerer: TypeAlias = Callable[[HubQuestion], Awaitable[Mapping[str, object]]]
 OnQuestion: TypeAlias = Callable[[str, HubQuestion], None]
 """Receives an event's name, `question` or `retracted`, and its question."""
@@ -510,7 +517,7 @@ class Answering:
         self,
         post: Callable[[str, Mapping[str, object]], Awaitable[None]],
         answer: Answerer | None,
-        watch: Callable[[Event | HubQuestion], None],
+        watch: Callable[[HubQuestion], None],
     ) -> None:
         self._post = post
         self._answer = answer
@@ -540,7 +547,11 @@ class Answering:
 class ResponseReader:
     """Reads one response: collects a body, or passes events on until the result."""
 
-    def __init__(self, watch: Callable[[Event], None], on_question: OnQuestion = lambda _name, _question: None) -> None:
+    def __init__(
+        self,
+        watch: Callable[[Event | HeldCall], None],
+        on_question: OnQuestion = lambda _name, _question: None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[HubResponse | ConnectionLost] = self._loop.create_future()
         self._watch = watch
@@ -598,6 +609,9 @@ class ResponseReader:
                     self._end(HubResponse(self._status, event.data, event.event))
                 elif event.event == "progress" and (members := object_members(event.data)) is not None:
                     self._watch(Progress(members))
+                elif event.event == "held":
+                    with suppress(msgspec.MsgspecError):
+                        self._watch(msgspec.json.decode(event.data, type=HeldCall))
                 elif event.event in ("question", "retracted"):
                     with suppress(msgspec.MsgspecError):  # a later version may send others
                         self._on_question(event.event, msgspec.json.decode(event.data, type=HubQuestion))

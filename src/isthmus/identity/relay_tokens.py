@@ -20,7 +20,7 @@ import itertools
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 from urllib.parse import quote, quote_plus
@@ -47,6 +47,21 @@ SPLICEABLE = "token可由其他token拼成"
 FORGED = "token无效"
 EXPIRED = "token已过期"
 REVOKED = "token已撤销"
+
+WHY: Mapping[str, str] = {
+    NONE_SHOWN: "there is no token",
+    NOT_DECRYPTED: "it was not made with this hub's key, or is damaged",
+    NOT_READ: "it was made with this hub's key, but its claims cannot be read",
+    NO_AGENT: "it names no agent",
+    NOT_COMPATIBLE: "it is in the original relay's format, which [relay] compatible = false refuses",
+    UNKNOWN_AGENT: "it is in the original relay's format, for an agent that is not configured and"
+    " has no such token from this hub (see [relay] compatible_agents)",
+    SPLICEABLE: "it can be assembled from tokens of other agents",
+    FORGED: "it was not made with this hub's key, or was changed",
+    EXPIRED: "it has expired",
+    REVOKED: "it was revoked",
+}
+"""Why a token is refused, for people. Sockets are closed with the original relay's messages."""
 
 TOKEN_LENGTH_MAX = 4096
 """Several times the length of the longest real token."""

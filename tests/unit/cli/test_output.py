@@ -121,6 +121,33 @@ def test_names_are_folded_between_their_words_and_ids_are_whole(
 
 
 @pytest.mark.parametrize(
+    ("row", "whole"),
+    [
+        (
+            (
+                "ap_0123456789abcdef",
+                "pending",
+                "payments-gateway.transfer-money",
+                "accounting-agent",
+                "59 min",
+                "{}" * 30,
+            ),
+            0,
+        ),
+        (("accounting-agent", "k3f8a2b1", "default", "expired", "2026-12-19T17:15:33+00:00", "files weather " * 4), 4),
+    ],
+)
+def test_ids_and_times_are_whole_beside_a_long_last_column(
+    row: tuple[str, ...], whole: int, stdout: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    show_table(stdout, [("", [row])], ("",) * len(row), is_wrapped=True)
+    lines = stdout.getvalue().splitlines()
+    assert row[whole] in re.split(r" {2,}", lines[0].strip())
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 bytes"), (999, "999 bytes"), (1_200_000, "1.2 MB"), (999_960, "1.0 MB"), (5e12, "5.0 TB")],
 )

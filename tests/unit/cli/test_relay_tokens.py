@@ -14,10 +14,10 @@ import pytest
 from isthmus.app.relay_keys import Revocations, relay_key
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import main
-from isthmus.cli.relay_tokens import WHY, configured_origin, device_address, relay_base, server_address
+from isthmus.cli.relay_tokens import configured_origin, device_address, relay_base, server_address
 from isthmus.config.settings import HubSettings, local_origin
 from isthmus.identity import relay_tokens as identity
-from isthmus.identity.relay_tokens import RelayTokens, TokenSettings
+from isthmus.identity.relay_tokens import WHY, RelayTokens, TokenSettings
 from isthmus.model.relay import DEFAULT_TENANT, Claim
 from tests.relay.tokens import KEY, python_token
 

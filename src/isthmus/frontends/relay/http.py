@@ -183,6 +183,8 @@ class RelayHttp:
         self._patience = ArrivalPatience()
         self._settled: asyncio.Future[None] | None = None
         self._refusals = _Refusals(hub.now)
+        self.refusal_words: Mapping[str, str] = {}
+        """Why a token is refused, in English, by the words that close its socket."""
         self._is_draining = False
         self._idle: asyncio.Future[None] | None = None
 
@@ -332,7 +334,9 @@ class RelayHttp:
         return slowed(seconds)
 
     def _refuse(self, socket: AcceptedSocket, role: Role, refused: RefusedSocket) -> MessageReceiver:
-        self._refusals.log(role, socket.client, refused.reason)
+        words = self.refusal_words.get(refused.reason)
+        reason = refused.reason if words is None else f"{refused.reason} (the token: {words})"
+        self._refusals.log(role, socket.client, reason)
         self._auth.on_turned_away("relay", refused.code)
         socket.close(refused.code, refused.reason)
         return _IgnoreMessages()

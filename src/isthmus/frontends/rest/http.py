@@ -1081,6 +1081,15 @@ class RestExchange:
         """Tell the caller of a question that was declined, because it did not say that it answers any."""
         self._send_question(None, question)
 
+    def held(self, notice: Question) -> None:
+        """See `HoldableExchange`."""
+        if self._level is not None:
+            self.open()
+            self._peer.push(sse.frame(notice.params, event="held"))
+
+    def released(self) -> None:
+        """See `HoldableExchange`. What the call does next says enough."""
+
     def _send_question(self, id: str | None, question: Question) -> None:
         if self._level is not None:
             self.open()

@@ -82,7 +82,7 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": _reference(operation.shape)}
     if operation.is_call:
         text = (
-            "Events `progress`, `log`, `question` and `retracted` as they occur, then one `result` or `error`"
+            "Events `progress`, `log`, `question`, `retracted` and `held` as they occur, then one `result` or `error`"
             " (a problem)."
         )
         content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
