@@ -36,6 +36,9 @@ UNSENT_KERNEL_BYTES = 128 * 1024
 Address = tuple[Any, ...]
 
 
+UNKNOWN_HOST = "the host name is not known here; use an address of this machine, such as 127.0.0.1"
+
+
 class ListenError(Exception):
     """The address cannot be used; the message says which, why, and what to do."""
 
@@ -71,6 +74,8 @@ async def bind_all(host: str, port: int, *, shares_port: bool = False, listens: 
                 missing = error  # No IPv6 here, say: the other addresses will do.
         if missing is not None and not sockets:
             raise missing
+    except UnicodeError as error:  # a part of the name is empty or longer than 63 characters
+        raise ListenError(host, port, UNKNOWN_HOST) from error
     except OSError as error:
         for sock in sockets:
             sock.close()
@@ -102,7 +107,7 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...], *, shares_port
 def advice(error: OSError) -> str:
     """What went wrong, and what to do about it."""
     if isinstance(error, socket.gaierror):
-        return "the host name is not known here; use an address of this machine, such as 127.0.0.1"
+        return UNKNOWN_HOST
     if error.errno == errno.EADDRINUSE:
         return "the address is in use"
     if error.errno in (errno.EACCES, errno.EPERM):

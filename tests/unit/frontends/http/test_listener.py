@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from isthmus.frontends.http.listener import CLOSE_SECONDS, HttpListener, HttpListenerSettings, ListenError
+from isthmus.frontends.http.listener import CLOSE_SECONDS, HttpListener, HttpListenerSettings, ListenError, bind_all
 from isthmus.frontends.http.request_cycle import Message, Receive, Send
 from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, Bell, Echo, Held, connect_raw, opened, request
 
@@ -167,3 +167,9 @@ async def test_a_listener_may_be_closed_twice_and_without_being_opened() -> None
     never_opened = HttpListener(Echo(), HttpListenerSettings())
     assert await never_opened.drain()
     await never_opened.close()
+
+
+@pytest.mark.parametrize("host", ["x" * 64, "a..b"])
+async def test_an_impossible_host_name_is_refused_with_advice(host: str) -> None:
+    with pytest.raises(ListenError, match="the host name is not known here"):
+        await bind_all(host, 0)
