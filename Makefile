@@ -185,10 +185,11 @@ console: $(VENV)/.test $(VENV)/.chromium ## measure the console at 1,000 servers
 screenshots: $(VENV)/.test $(VENV)/.chromium ## take pictures of every page of the console, of a hub with real servers, into docs/images/console
 	$(VENV)/bin/python -m tests.console.screenshots
 
+# In CI the commands get the same values each time: a change is not blamed for what a new seed finds.
 fuzz: $(FUZZ)/.ready ## give every frontend and parser made-up input; SECONDS_EACH=600 for long, ARGS="mcp relay" for some
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz --seconds $(SECONDS_EACH) --jobs 3 $(ARGS)
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.openapi --examples $(EXAMPLES)
-	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.commands --cases $$((40 * $(EXAMPLES)))
+	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.commands --cases $$((40 * $(EXAMPLES))) $(if $(CI),--seed 1)
 
 gate: $(VENV)/.test ## fail when a call takes 3 % more steps, or 15 % more CPU, than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)
