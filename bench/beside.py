@@ -3,7 +3,8 @@
 A hub has a server over HTTP. One caller calls it every few milliseconds. Two others keep every worker of the sandbox
 busy with scripts that loop for ever, eat memory, recurse, print without end, and call tools. Calls of scripts are work
 of the hub like any others, so in rounds of their own an ordinary caller makes as many. Quiet and busy rounds take
-turns, and each has its p99; what is compared is the median of the rounds. Hub, server and caller have the usual
+turns, and each has its p99. A busy round is compared with the quiet one just before it, because the quiet p99 of one
+machine changes by half within minutes; the median of these ratios decides. Hub, server and caller have the usual
 priority; the hub's sandbox and the callers of scripts have a low one, so the machine should have nothing else to do. On
 one that has, `--real-time` runs hub, server and caller before all other programs, see `prefer`; workers then get little
 time, and call few tools. Ends with 1 when a promise is not kept, or when other programs were too busy to tell. A
@@ -258,19 +259,18 @@ async def measure(rounds: int, seconds: float, *, real_time: bool) -> int:
                 made = running.rates
             rates.append(sum(made))
             found[ORDINARY].append(await _beside_ordinary_calls(caller, port, made))
-    p99 = {kind: median(each.p99 for each in figures) for kind, figures in found.items()}
     _print("quiet", found["quiet"])
     for kind in SCRIPTS:
         _print(f"beside scripts that are {kind}", found[kind])
-        print(f"{'':34} {p99[kind] / p99['quiet']:.2f} times the quiet p99; {ended[kind]} scripts ended")
+        print(f"{'':34} {_ratio(found[kind], found['quiet'])} the quiet p99; {ended[kind]} scripts ended")
     _print("beside as many ordinary calls", found[ORDINARY])
-    print(f"{'':34} {p99[ORDINARY] / p99['quiet']:.2f} times the quiet p99; {median(rates):.0f} calls a second")
+    print(f"{'':34} {_ratio(found[ORDINARY], found['quiet'])} the quiet p99; {median(rates):.0f} calls a second")
     print(f"processes and threads that start in quiet rounds: {median(starts):.1f} a second")
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{os.cpu_count()} cores, load average {load}, {'real-time' if is_preferred else 'usual'} priority")
     kept = {
-        "computing, against quiet": p99["computing"] / p99["quiet"],
-        "calling, against as many ordinary calls": p99["calling"] / p99[ORDINARY],
+        "computing, against quiet": median(_ratios(found["computing"], found["quiet"])),
+        "calling, against as many ordinary calls": median(_ratios(found["calling"], found[ORDINARY])),
     }
     for name, ratio in kept.items():
         print(f"scripts that are {name}: {ratio:.2f} (promised: at most {PROMISED:g})")
@@ -278,6 +278,18 @@ async def measure(rounds: int, seconds: float, *, real_time: bool) -> int:
         print(f"void: the cores were idle for {idle:.0%} of the quiet rounds, so other programs decided the figures")
         return 1
     return int(max(kept.values()) > PROMISED)
+
+
+def _ratios(busy: Sequence[Figures], other: Sequence[Figures]) -> list[float]:
+    """The p99 of each busy round, as a multiple of that of the round beside it."""
+    return sorted(one.p99 / two.p99 for one, two in zip(busy, other, strict=True))
+
+
+def _ratio(busy: Sequence[Figures], quiet: Sequence[Figures]) -> str:
+    """The median of these multiples, and the range of the middle half."""
+    ratios = _ratios(busy, quiet)
+    low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return f"{middle:.2f} times ({low:.2f} to {high:.2f})"
 
 
 async def _beside_ordinary_calls(caller: Caller, port: int, rates: Sequence[float]) -> Figures:
@@ -315,8 +327,8 @@ def _print(name: str, rounds: Sequence[Figures]) -> None:
 def main() -> int:
     """Measure, or be the caller."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--real-time", action="store_true", help="before all other programs; needs the right to")
     parser.add_argument("--call", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--like-scripts", type=float, nargs=3, help=argparse.SUPPRESS)
