@@ -392,7 +392,7 @@ class Cluster:
         silences = {node: self.bus.silence_of(node) for node in asked}  # before each answers a request
         lags = dict(zip(asked, await asyncio.gather(*map(self._lag_of, asked)), strict=True))
         bus, state = self.bus, self.bus.state
-        own = () if self._own is None else tuple(sorted(entry.name for entry in self._own.entries.values()))
+        own = () if self._own is None else self._own.names()
         others = {} if self._remote is None else self._remote.owned()
         found = _config_in(self._announced)
         nodes = [NodeReport(bus.node, True, state.since, ME.version, own, (), *found, str(bus.epoch))]

@@ -176,6 +176,10 @@ class OwnServers:
         self._changed[key] = None
         self._announce_soon()
 
+    def names(self) -> tuple[str, ...]:
+        """The names of the servers that this node owns."""
+        return tuple(sorted(entry.name for entry in self.entries.values() if entry.is_owned))
+
     def sessions_of(self, key: Key) -> int:
         """How many other nodes use a server of this one."""
         return len(self._sessions.get(key, ()))
@@ -436,7 +440,8 @@ class RemoteServers:
         found: dict[NodeId, list[str]] = {}
         for owners in self._owners.values():
             for node, entry in owners.items():
-                found.setdefault(node, []).append(entry.name)
+                if entry.is_owned:
+                    found.setdefault(node, []).append(entry.name)
         return found
 
     async def move_own(self) -> None:

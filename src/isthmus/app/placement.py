@@ -17,7 +17,7 @@ import hashlib
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -54,9 +54,21 @@ CONNECT_SECONDS = 30.0
 START_SECONDS = 20.0
 """How long a program may take to start at another node while calls wait."""
 
+PROBLEM_LEASES = 3
+"""For how many leases a node where a program did not start comes after the other nodes."""
+
 NOT_HERE = "the lease of this node has ended, and another node may run it"
 
 OpenLink = Callable[[NodeId, NodeServer], Awaitable[PlacedLink]]
+
+
+class StartFailure(NamedTuple):
+    """A node at which a program does not start."""
+
+    reason: str
+    since: float
+    keeps: bool
+    """The node tries again, and no other node does."""
 
 
 class PlacedServer:
@@ -74,8 +86,8 @@ class PlacedServer:
         """Whether this node has tried to start it since it holds the document."""
         self.owners: dict[NodeId, NodeServer] = {}
         """The other nodes that run it."""
-        self.problems: dict[NodeId, str] = {}
-        """The other nodes where it does not start, and why."""
+        self.problems: dict[NodeId, StartFailure] = {}
+        """The other nodes where it does not start."""
         self.known_problem = ""
         """The last one that was published here."""
         self.loads: dict[NodeId, int] = {}
@@ -96,6 +108,7 @@ class PlacedServers:
 
     def __init__(self, bus: Bus, lease_seconds: float) -> None:
         self.grace = lease_seconds + START_SECONDS
+        self._problem_seconds = PROBLEM_LEASES * lease_seconds
         self.is_leaving = False
         self.announce: Callable[[NodeServer, NodeServer | None], None] = lambda _key, _entry: None
         """Announces a program of this node to the others, or that it runs it no longer."""
@@ -157,7 +170,7 @@ class PlacedServers:
         async with asyncio.timeout(CONNECT_SECONDS):
             await self._joined.wait()
         while (target := self._target(placed)) is None:
-            problem = next((f"node {node}: {why}" for node, why in placed.problems.items()), "")
+            problem = next((f"node {node}: {failure.reason}" for node, failure in placed.problems.items()), "")
             if problem != placed.known_problem:
                 placed.known_problem = problem
                 if problem:
@@ -216,7 +229,7 @@ class PlacedServers:
         if entry is None:
             placed.loads.pop(node, None)
         elif entry.problem:
-            placed.problems[node] = entry.problem
+            placed.problems[node] = StartFailure(entry.problem, self._loop.time(), not entry.is_leaving)
         else:
             placed.owners[node] = entry
         self._retarget(placed)
@@ -298,13 +311,16 @@ class PlacedServers:
                 if reconnector.active_link in placed.links:
                     self._announce(placed)
                 elif placed.is_tried and status.state == "retrying":
-                    self._announce(placed, problem=status.reason or "")
+                    await self._report_failure(placed, status.reason or "")
             if self.is_leaving:
                 if placed.entry is not None:
                     self._announce(placed, placed.entry.problem)
                 await self._free(placed)
             return
-        staying = sum(not entry.is_leaving for entry in placed.owners.values()) + len(placed.problems)
+        staying = sum(not entry.is_leaving for entry in placed.owners.values())
+        if placed.entry is not None and staying >= settings.owners:
+            self._withdraw(placed)  # it starts elsewhere: that it did not start here matters no longer
+        staying += sum(failure.keeps for failure in placed.problems.values())
         if staying >= settings.owners or self.is_leaving:
             placed.short_since = None
             return
@@ -319,11 +335,28 @@ class PlacedServers:
         if not self._bus.state.is_connected or now < self._began + SETTLE_SECONDS:
             return False
         name = placed.settings.name
-        others = [node for node in self._bus.peers() if node not in placed.owners and node not in placed.problems]
-        mine = _score(self._bus.node, name)
-        rank = sum(_score(node, name) > mine for node in others)
+        others = self._others(placed)
+        if placed.entry is not None:  # it did not start here
+            rank = len(others)
+        else:
+            mine = _score(self._bus.node, name)
+            rank = sum(_score(node, name) > mine for node in others)
         assert placed.short_since is not None
         return rank < missing or now - placed.short_since > RANK_SECONDS * (rank + 1 - missing)
+
+    def _others(self, placed: PlacedServer) -> list[NodeId]:
+        """The other nodes that may start the program: they do not run it, and no attempt has failed there lately."""
+        late = self._loop.time() - self._problem_seconds
+        failed = {node for node, failure in placed.problems.items() if failure.keeps or failure.since > late}
+        return [node for node in self._bus.peers() if node not in placed.owners and node not in failed]
+
+    async def _report_failure(self, placed: PlacedServer, reason: str) -> None:
+        """Tell why the program does not start here, and let another node try, if there is one."""
+        is_given_away = bool(self._others(placed))
+        if is_given_away:
+            await self._free(placed)
+            placed.document = placed.number = placed.used = None
+        self._announce(placed, reason, is_leaving=is_given_away)
 
     async def _claim(self, placed: PlacedServer) -> None:
         """Take the first free document; all may be held by nodes whose leases have not ended yet."""
@@ -341,6 +374,7 @@ class PlacedServers:
             taken = await journal.read(PLACED, "", id)
             if taken is not None and taken.holder == HERE and taken.state == OWNED and self._is_held(number):
                 placed.document, placed.number, placed.short_since, placed.is_tried = taken, number, None, False
+                self._withdraw(placed)  # what it said about the last attempt
                 log.info("this node runs a program for the cluster", server=name, node=self._bus.node)
                 self._retarget(placed)
                 return
@@ -351,8 +385,8 @@ class PlacedServers:
         self._journal.write([document], lambda result: None if written.done() else written.set_result(result))
         return await written
 
-    def _announce(self, placed: PlacedServer, problem: str = "") -> None:
-        entry = _entry(placed.settings.name, is_leaving=self.is_leaving, problem=problem)
+    def _announce(self, placed: PlacedServer, problem: str = "", *, is_leaving: bool = False) -> None:
+        entry = _entry(placed.settings.name, is_leaving=is_leaving or self.is_leaving, problem=problem)
         placed.entry = entry
         self.announce(entry, entry)
 

@@ -162,10 +162,10 @@ class Reconnector:
         "_lists_by_capability",
         "_log_level_sync",
         "_logged_cuts",
-        "_login",
         "_news",
         "_pool",
         "_relist_problem",
+        "_retry",
         "_schedule",
         "_subscription_sync",
         "grace",
@@ -243,8 +243,8 @@ class Reconnector:
         self._news: asyncio.Future[None] | None = None
         self._is_unauthorized = False
         """The server rejects everybody without a login."""
-        self._login: asyncio.Future[None] | None = None
-        """Ends after a login."""
+        self._retry: asyncio.Future[None] | None = None
+        """Ends the pause before the next attempt."""
 
     async def run(self) -> None:
         """Run until cancelled, or until the link is lost while leaving."""
@@ -257,7 +257,7 @@ class Reconnector:
                 if self._is_unauthorized:
                     await self._await_login()
                 else:
-                    await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
+                    await self._pause(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
         finally:
             unwatch()
             self._lists_by_capability.close()
@@ -361,13 +361,23 @@ class Reconnector:
             if loop.time() - began >= LOGIN_LOOK_SECONDS:
                 self.renew()
 
-        self._login = loop.create_future()
         self.server_queue.on_wanted = retry
         try:
-            await asyncio.wait({self._login}, timeout=LOGIN_SECONDS)
+            await self._pause(LOGIN_SECONDS)
         finally:
             self.server_queue.on_wanted = None
-            self._login = None
+
+    async def _pause(self, seconds: float) -> None:
+        self._retry = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait({self._retry}, timeout=seconds)
+        finally:
+            self._retry = None
+
+    def retry(self) -> None:
+        """Connect now, if the next attempt is only due later."""
+        if self._retry is not None and not self._retry.done():
+            self._retry.set_result(None)
 
     def renew(self, subject: Subject | None = None) -> None:
         """The credentials changed or were removed: check what the server says to that.
@@ -377,10 +387,10 @@ class Reconnector:
         if subject is not None:
             if self._pool is not None:
                 self._pool.renew(subject)
-        elif self._login is not None and not self._login.done():
-            self._login.set_result(None)
         elif self._link is not None:
             self._note_doubt()
+        else:
+            self.retry()
 
     def _is_login_wanted(self, failed: Exception, link: BaseLink | None) -> bool:
         """Whether only a new login can help; an expired token is refreshed by itself."""

@@ -123,11 +123,13 @@ class Supervisor:
         return True
 
     def move(self, settings: ServerSettings) -> None:
-        """Connect a server anew, at another node. The old link serves until then; without one, it connects anyway."""
+        """Connect a server anew, at another node. The old link serves until then."""
         present = self.reconnectors.get(settings.name)
         if present is not None and present.active_link is not None:
             self._drop_successor(settings.name)
             self._replace(present, settings)
+        elif present is not None:
+            present.retry()
 
     def _replace(self, present: Reconnector, settings: ServerSettings) -> None:
         successor = self._successors[settings.name] = self._start(settings)

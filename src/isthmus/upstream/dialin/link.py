@@ -104,9 +104,14 @@ class NodeServer(msgspec.Struct, frozen=True):
     is_leaving: bool = False
     """Whether another node should run it instead, soon."""
     problem: str = ""
-    """Of a program: why it does not start there. Nothing can be sent to it then."""
+    """Of a program: why it does not start there. Nothing can be sent to it then. With `is_leaving`, others try."""
     first: float = 0.0
     """When it connected for the first time: all nodes list the servers of an agent in this order."""
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether that node has it; if not, the node gave away a program that does not start there."""
+        return not (self.problem and self.is_leaving)
 
     @property
     def claim(self) -> Claim:
