@@ -95,6 +95,11 @@ class Database:
         hosts = f"{self._folder}" if beside is None else f"{self._folder},{beside._folder}"
         return f"postgresql://{user}@/postgres?host={hosts}&schema={named}"
 
+    @property
+    def socket(self) -> Path:
+        """The Unix socket at which it takes connections."""
+        return self._folder / ".s.PGSQL.5432"
+
     def listen(self, *addresses: str) -> None:
         """Take connections at these addresses, too, once it is started."""
         self.listens_at = ",".join(addresses)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.servers import BUSY
-from tests.cluster_database.nodes import Cluster, Node, executed
+from tests.cluster_database.nodes import LEASE, Cluster, Node, executed
 from tests.cluster_database.test_kills import Traffic
 from tests.conftest import Ledger
 from tests.databases import Database, replicated, running
+from tests.faults.chaos import ChaosProxy
 from tests.faults.test_tasks_crash import SECONDS, task_message
 from tests.faults.watching import eventually
 
@@ -87,6 +88,30 @@ async def test_a_database_that_stands_still_stops_tasks_and_no_calls(
         for number, node in enumerate((a, b)):
             print(f"{node.name} healthy {await healthy_again(node):.2f} s after")
             assert (await node.send(f"1-{number}", waits=True))["status"]["state"] == "TASK_STATE_COMPLETED"
+        cluster.check_history()
+
+
+async def test_a_slow_database_slows_tasks_and_no_calls(
+    no_leftovers: None, cluster: Cluster, database: Database, ledger: Ledger
+) -> None:
+    async with ChaosProxy(database.socket) as wire, asyncio.timeout(2 * SECONDS):
+        cluster.url = f"postgresql://hub:${{PG_PASSWORD:-none}}@127.0.0.1:{wire.port}/postgres?schema={cluster.schema}"
+        async with cluster.nodes("a", "b") as (a, b):
+            wire.latency(0.1)  # as between continents: a write takes a second, and connecting two
+            for number, node in enumerate((a, b)):
+                await calls_work(node)
+                assert (await node.send(f"0-{number}", waits=True))["status"]["state"] == "TASK_STATE_COMPLETED"
+                assert await is_ready(node)
+            wire.latency(2.5 * LEASE)
+            for node in (a, b):
+                await node.says("the lease of this node has ended", 40.0)
+                await calls_work(node)
+                await node.fails("SendMessage", task_message("1-2", "pay"))
+            await wire.clear()
+            for number, node in enumerate((a, b)):
+                print(f"{node.name} healthy {await healthy_again(node):.2f} s after")
+                assert (await node.send(f"2-{number}", waits=True))["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert ledger.ran() == {f"{stage}-{number}": 1 for stage in (0, 2) for number in (0, 1)}
         cluster.check_history()
 
 

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Self
 
 Direction = Literal["up", "down"]
@@ -50,7 +51,7 @@ class Link:
             await self._proxy.wait_until_open()
             if self._writer.transport.is_closing():
                 return
-            server_reader, self._server = await asyncio.open_connection("127.0.0.1", self._proxy.target_port)
+            server_reader, self._server = await self._proxy.connect()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(self._reader, self._server, "up"))
                 group.create_task(self._pump(server_reader, self._writer, "down"))
@@ -82,10 +83,10 @@ class Link:
 
 
 class ChaosProxy:
-    """Listens on `port` and passes everything to `target_port`, as far as its faults let it."""
+    """Listens on `port` and passes everything to `target`, a local port or Unix socket, as far as its faults let it."""
 
-    def __init__(self, target_port: int) -> None:
-        self.target_port = target_port
+    def __init__(self, target: int | Path) -> None:
+        self.target = target
         self.port = 0
         self.connections = 0
         """How many were accepted so far."""
@@ -162,6 +163,12 @@ class ChaosProxy:
         if self._held is not None:
             held, self._held = self._held, None
             await self._listen(held)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the server behind."""
+        if isinstance(self.target, Path):
+            return await asyncio.open_unix_connection(self.target)
+        return await asyncio.open_connection("127.0.0.1", self.target)
 
     async def delay(self) -> None:
         """Wait out the latency."""

@@ -78,7 +78,7 @@ async def test_an_a2a_agent_cut_off_anywhere_is_reported_honestly(tmp_path: Path
             servers = {"quick": stdio(quick_server.command(ledger.path))}
             address = {"public_url": f"http://127.0.0.1:{proxy.port}"}
             inner = await stack.enter_async_context(serving(tmp_path / name, servers, limits=PATIENT, hub=address))
-            proxy.target_port = inner.port
+            proxy.target = inner.port
         entries = {
             name: {"agent": f"http://127.0.0.1:{proxy.port}", "timeout": DEADLINE}
             for name, (proxy, *_) in proxies.items()

@@ -81,7 +81,7 @@ async def test_a_killed_server_is_reported_at_once_and_found_again_when_it_is_ba
         await eventually(lambda: is_missed(caller), "listings say that it is gone")
 
         second = await stack.enter_async_context(http_peer("raw_server", *options))
-        wire.target_port = second.port
+        wire.target = second.port
         await wire.clear()
         await eventually(lambda: is_up(caller), "it is found again", within=20.0)
         assert not await is_missed(caller)

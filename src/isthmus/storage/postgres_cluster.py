@@ -74,8 +74,8 @@ is only slow answers, because the question needs neither a disk nor a lock."""
 ANSWER_STEPS = 6
 """The parts of that time. While this process stands still, at most one of them passes."""
 
-DOUBT_STEPS = 4 * ANSWER_STEPS
-"""How long a question may take once there was no answer: another server may have to be tried."""
+CONNECT_STEPS = 4 * ANSWER_STEPS
+"""How long it may take to connect first: over a slow network, or to another server."""
 
 TAKE_AGAIN_SECONDS = 0.2
 """How soon a node is tried again that could not be taken: the database still ends its last transaction."""
@@ -339,8 +339,8 @@ class NodeLease:
 class DatabasePulse:
     """Notices soon that the database does not respond: behind a cut cable, nothing else would say so.
 
-    It asks only while a read or write waits for longer than usual, on a connection of its own, and then until there is
-    an answer again.
+    It asks only while a read or write waits for longer than usual, and then until there is an answer again. It has a
+    connection of its own from the start: over a slow network, to connect takes ten times as long as an answer.
     """
 
     def __init__(self, settings: StorageSettings, dial: Dial, background: BackgroundTasks) -> None:
@@ -380,12 +380,16 @@ class DatabasePulse:
         if (left := oldest + SLOW_SECONDS - self._loop.time()) > 0:
             self._look_in(left)
         else:
-            self._is_asking = True
-            self._background.spawn("pulse", self._probe_until_answered())
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask the database whether it lives."""
+        self._is_asking = True
+        self._background.spawn("pulse", self._probe_until_answered())
 
     async def _probe_until_answered(self) -> None:
         try:
-            while not await self._is_answered(DOUBT_STEPS if self.is_silent else ANSWER_STEPS):
+            while not await self._is_answered(CONNECT_STEPS if self._connection is None else ANSWER_STEPS):
                 if not self.is_silent:
                     self.is_silent = True
                     log.error("the database does not respond", database=self._settings.shown)
@@ -414,7 +418,7 @@ class DatabasePulse:
         try:
             if self._connection is None:
                 self._connection = await self._dial(server_settings=server_settings_of(self._settings))
-            await self._connection.fetchval("SELECT 1")
+            await self._connection.execute("SELECT 1")
         except Exception as error:  # noqa: BLE001 - whatever it is, there was no answer, unless the database says it
             return isinstance(error, asyncpg.PostgresError)
         return True
@@ -493,6 +497,7 @@ class SharedPostgresJournal(PostgresJournal):
         await self.lease.join()
         self._kinds_to_move = list(self._held)
         self._background.spawn("lease", self.lease.run())
+        self._pulse.ask()
 
     async def aclose(self) -> None:
         """See `PostgresJournal`; then another node takes over at once."""
