@@ -253,6 +253,17 @@ class Fault(Exception):
         if executed is not None:
             self.executed = executed
 
+    def details(self) -> dict[str, object]:
+        """What programs read: whether the tool ran, the reason, the server, when to retry."""
+        found: dict[str, object] = {"executed": self.executed, "reason": self.reason}
+        if self.server is not None:
+            found["server"] = self.server
+        if self.retry_after is not None:
+            found["retryAfter"] = round(self.retry_after, 3)
+        if self.approval is not None:
+            found["approval"] = self.approval
+        return found
+
 
 class CallerFault(Fault):
     """The request is at fault; unless the kind says otherwise, nothing was sent to any server."""

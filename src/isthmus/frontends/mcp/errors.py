@@ -21,14 +21,8 @@ def code_of(fault: Fault, era: Era = "modern") -> int:
 
 
 def data_of(fault: Fault) -> bytes:
-    """Details for programs: whether the tool ran, on which server, the reason, and when to retry."""
-    details: dict[str, object] = {"executed": fault.executed, "reason": fault.reason}
-    if fault.server is not None:
-        details["server"] = fault.server
-    if fault.retry_after is not None:
-        details["retryAfter"] = round(fault.retry_after, 3)
-    if fault.approval is not None:
-        details["approval"] = fault.approval
+    """The fault's details for programs, beside a server's own."""
+    details = fault.details()
     if isinstance(fault, UnknownResource):
         details["uri"] = fault.uri
     if not isinstance(fault, ServerError) or fault.data is None:

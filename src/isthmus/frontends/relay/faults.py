@@ -84,13 +84,7 @@ def _data(
 ) -> bytes:
     data: dict[str, object] = {"agent_id": agent, "details": details, "executed": executed}
     if fault is not None:
-        data["reason"] = fault.reason
-        if fault.server is not None:
-            data["server"] = fault.server
-        if fault.retry_after is not None:
-            data["retryAfter"] = round(fault.retry_after, 3)
-        if fault.approval is not None:
-            data["approval"] = fault.approval
+        data |= fault.details()
         if isinstance(fault, Bug):
             data["incident"] = fault.incident
     if missing:
