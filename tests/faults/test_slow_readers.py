@@ -23,8 +23,10 @@ RESULT_BYTES = 8_000_000
 """More than the kernel holds for a connection, and less than a result may have."""
 CUT_SECONDS = 10.0 + 20.0
 """What the hub waits for a reader, and a busy machine's excuse."""
-KEPT_BYTES = (64 << 20) + READERS * (1 << 20)
+KEPT_BYTES = 64 << 20
 """What the allocator may keep of it."""
+RETURN_SECONDS = 90.0
+"""Within this time the hub returns the memory of what it no longer holds."""
 ROOM = {"connections": 2_000, "connections_per_address": 2_000, "caller_bytes": 1 << 30, "tenant_bytes": 1 << 30}
 
 pytestmark = [
@@ -64,10 +66,15 @@ async def test_readers_of_large_results_that_stop_are_cut(tmp_path: Path, spawn:
                 assert clock() - began < CUT_SECONDS + READERS * 0.5, "they are not cut"
                 await asyncio.sleep(0.01)
             cut = clock() - began
-        after = resident_bytes(hub.pid)
+        returned = await memory_returned(hub.pid, before)
     note(readers=READERS, kind="HTTP", cut_after_seconds=round(cut, 1), peak_mib=(peak - before) >> 20,
-         kept_mib=(after - before) >> 20, calls_of_another=served, slowest_seconds=round(slowest, 3))  # fmt: skip
-    assert after - before < KEPT_BYTES
+         returned_after_seconds=round(returned, 1), calls_of_another=served,
+         slowest_seconds=round(slowest, 3))  # fmt: skip
+
+
+async def memory_returned(pid: int, before: int) -> float:
+    """How many seconds it took."""
+    return await eventually(lambda: resident_bytes(pid) - before < KEPT_BYTES, "the memory returns", RETURN_SECONDS)
 
 
 async def echoes(caller: Caller, server: str) -> bool:
@@ -106,8 +113,8 @@ async def test_devices_that_do_not_read_are_cut_with_the_reason(tmp_path: Path) 
         said = sum("it does not read its messages" in line for line in hub.said)
         for device in deaf:
             device.transport.abort()
-        after = resident_bytes(hub.pid)
+        returned = await memory_returned(hub.pid, before)
     note(readers=READERS, kind="WebSocket", cut_after_seconds=round(cut, 1), peak_mib=(peak - before) >> 20,
-         kept_mib=(after - before) >> 20, reasons_logged=said, slowest_seconds=round(slowest, 3))  # fmt: skip
+         returned_after_seconds=round(returned, 1), reasons_logged=said,
+         slowest_seconds=round(slowest, 3))  # fmt: skip
     assert said == READERS
-    assert after - before < KEPT_BYTES

@@ -110,14 +110,15 @@ def keep_memory() -> None:
             libc.mallopt(M_ARENA_MAX, 1)
 
 
-QUIET_SECONDS = 10.0
-"""How long no long message has been read when kept memory is returned."""
+QUIET_SECONDS = (10.0, 60.0)
+"""How long no long message has been read when kept memory is returned, twice: later, callers that read nothing were
+cut."""
 
 
 async def return_memory() -> None:
-    """Return what the allocator keeps to the system whenever the long messages have ended; runs until it is cancelled.
+    """Return what the allocator keeps to the system after long messages; runs until it is cancelled.
 
-    That takes 66 µs a megabyte, once, on a thread. Nothing happens without glibc.
+    That takes 66 µs a megabyte, on a thread. Nothing happens without glibc.
     """
     trim: Callable[[int], int] | None = None
     if sys.platform == "linux":
@@ -125,14 +126,13 @@ async def return_memory() -> None:
             trim = ctypes.CDLL("libc.so.6").malloc_trim
     if trim is None:
         return
-    seen = returned = long_steps()
+    seen, quiet_seconds, step = long_steps(), QUIET_SECONDS[-1], QUIET_SECONDS[0]
     while True:
-        await asyncio.sleep(QUIET_SECONDS)
-        done = long_steps()
-        if done == seen != returned:
+        await asyncio.sleep(step)
+        quiet_seconds = 0.0 if long_steps() != seen else quiet_seconds + step
+        seen = long_steps()
+        if quiet_seconds in QUIET_SECONDS:
             await asyncio.to_thread(trim, 0)
-            returned = done
-        seen = done
 
 
 def raise_limit(wanted: int) -> int:
