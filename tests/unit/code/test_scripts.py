@@ -29,6 +29,7 @@ from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Question, Result
+from isthmus.model.fault_table import Cancelled
 from isthmus.model.tasks import Message
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.process_tree import descendants
@@ -240,6 +241,28 @@ async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_a
     record = msgspec.json.decode(document.body or b"{}")
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False, False]
     assert (record["count"], len(stage.link.sent)) == (1, 1)
+
+
+async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_unsent() -> None:
+    stage, journal = Stage(), MemoryJournal()
+    async with scripts_of(stage, journal) as scripts:
+        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        journal.write([scripts.first_document(request(2), OWNER.key)], kept.set_result)
+        await kept
+        scripts.start_script(RunningScript(scripts, request(2), Listener(), OWNER.key))
+        await eventually(lambda: len(stage.link.sent) == 2, "the calls are sent", within=60)
+        scripts.leave_durable()
+        waiting = asyncio.ensure_future(scripts.wait_left())
+        ended, unsent = stage.link.sent
+        unsent.finish(Cancelled("the hub is shutting down", executed="no"))
+        await asyncio.sleep(0)
+        assert not waiting.done(), "the other call runs"
+        ended.finish(DONE)
+        await waiting
+        record = await stored_record(journal)
+    assert [call.get("is_sent", False) for call in record["calls"]] == [True, False]
+    assert ["answer" in call or "failure" in call for call in record["calls"]] == [True, False]
+    assert record["count"] == 1
 
 
 async def stored_record(journal: MemoryJournal) -> Any:
