@@ -158,7 +158,8 @@ async def test_a_hub_that_stops_waits_for_the_calls_of_its_scripts(tmp_path: Pat
             await eventually(lambda: ledger.ran().get("a") == 1, "the call runs", within=SECONDS)
         hub.terminate()
         await eventually(lambda: refuses_connections(hub.port), "nobody else is waited for", within=SECONDS)
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        with pipe.open("r+b", buffering=0):
+            await hub.process.wait()  # leaving the block sends a second signal, which ends the wait
     async with serving(tmp_path, server, **tables) as hub, Scripter(hub) as scripter:
         await eventually(lambda: scripter.ended(task), "the script ends", within=SECONDS)
         assert result_of(await scripter.get(task)) == "a"

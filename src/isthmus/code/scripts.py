@@ -286,7 +286,7 @@ class Scripts:
         self._left: list[RunningScript] = []
         """Scripts that were left to the next hub."""
         self.left_changed = asyncio.Event()
-        """A call of a script has ended, or waits for a person."""
+        """A call of a script has ended, waits for a person, or was stored."""
 
     # -- what a model sees -----------------------------------------------------------------------------------------
 
@@ -564,8 +564,8 @@ class RunningScript:
 
     @property
     def waits_for_servers(self) -> bool:
-        """Whether a call of it runs that may end without a person's answer."""
-        return not self._inflight.keys() <= {each.id for each in self._paused.values()}
+        """Whether a call of it runs that may end without a person's answer, or is being stored as sent."""
+        return self._storing > 0 or not self._inflight.keys() <= {each.id for each in self._paused.values()}
 
     @property
     def is_durable(self) -> bool:
@@ -740,6 +740,7 @@ class RunningScript:
                 self._loop.call_later(float(call.arguments), self._answer, call, SLEPT)
         if self.is_done():
             self._unsend()
+            self._scripts.left_changed.set()
         elif self._starting:
             self._scripts.start_calls(self)
 
