@@ -19,4 +19,7 @@ async def main(url: str) -> None:
         print(notes.content[0].text)
 
 
-asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8765/mcp"))
+url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8765/mcp"
+if not url.startswith(("http://", "https://")):
+    raise SystemExit(f"usage: python3 {sys.argv[0]} [http://HOST:PORT/mcp]")
+asyncio.run(main(url))

@@ -1,9 +1,8 @@
 """A client of the first A2A, which names its tasks itself: an MCP method of its choice, and a stream."""
 
-import sys
 import uuid
 
-from talk import HUB, ask, follow, get
+from talk import ask, follow, get, hub_address
 
 
 def task(**command: object) -> dict:
@@ -36,4 +35,4 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else HUB)
+    main(hub_address())

@@ -1,9 +1,8 @@
 """A client of A2A 0.3: runs a tool that asks back, and answers."""
 
-import sys
 import uuid
 
-from talk import HUB, ask, get
+from talk import ask, get, hub_address
 
 
 def send(url: str, data: dict, **more: str) -> dict:
@@ -27,4 +26,4 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else HUB)
+    main(hub_address())

@@ -1,9 +1,8 @@
 """A client of A2A 1.0: reads the card, runs a tool, follows one that takes its time, walks away and comes back."""
 
-import sys
 import uuid
 
-from talk import HUB, ask, follow, get
+from talk import ask, follow, get, hub_address
 
 VERSION = {"A2A-Version": "1.0"}
 
@@ -49,4 +48,4 @@ def show(told: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else HUB)
+    main(hub_address())

@@ -1,8 +1,6 @@
 """A client of the AgentVault dialect: begins a task, and hears its result by a stream of named events."""
 
-import sys
-
-from talk import HUB, ask, follow, get
+from talk import ask, follow, get, hub_address
 
 
 def main(url: str) -> None:
@@ -23,4 +21,4 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else HUB)
+    main(hub_address())

@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from client_1_0 import VERSION, message, run
-from talk import HUB, ask, follow
+from talk import ask, follow, hub_address
 
 
 def main(url: str, goal: str) -> None:
@@ -44,4 +44,4 @@ def publish(url: str, title: str, surveys: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else HUB, sys.argv[2] if len(sys.argv) > 2 else "otters")
+    main(hub_address(), sys.argv[2] if len(sys.argv) > 2 else "otters")

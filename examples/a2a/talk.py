@@ -6,6 +6,7 @@ Only the standard library, so that each client shows its generation of A2A as it
 import http.client
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -15,6 +16,14 @@ HUB = "http://127.0.0.1:8765"
 SECONDS = 60
 
 ids = itertools.count(1)
+
+
+def hub_address() -> str:
+    """The hub's address: the first argument of the program, if there is one."""
+    url = sys.argv[1] if len(sys.argv) > 1 else HUB
+    if not url.startswith("http://"):
+        raise SystemExit(f"usage: python3 {sys.argv[0]} [http://HOST:PORT]")
+    return url
 
 
 def get(url: str, path: str) -> Any:

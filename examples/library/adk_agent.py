@@ -1,6 +1,6 @@
 """A google-adk agent with the tools of an MCP server, in two ways. Runs offline: the model is a script.
 
-    pip install 'isthmus[adk]'
+    pip install '.[adk]'
     python examples/library/adk_agent.py
 
 First an agent of your own with `HubToolset` among its tools; then a whole task, from the names that a user types to

@@ -46,6 +46,8 @@ def blocking() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] and not Path(sys.argv[1]).is_file():
+        raise SystemExit(f"usage: python {sys.argv[0]} [mcp.json]")
     if not sys.argv[1:]:
         asyncio.run(awaited())
     blocking()

@@ -1,6 +1,6 @@
 """A LangChain agent (a LangGraph graph) with the tools of an MCP server. Runs offline: the model is a script.
 
-    pip install 'isthmus[langchain]'
+    pip install '.[langchain]'
     python examples/library/langgraph_agent.py
 
 With a real model, say `create_agent("anthropic:claude-sonnet-4-5", middleware=[hub])` instead of `script(...)`.

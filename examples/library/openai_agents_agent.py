@@ -1,6 +1,6 @@
 """An agent of the OpenAI Agents SDK with the tools of an MCP server. Runs offline: the model is a script.
 
-    pip install 'isthmus[openai-agents]'
+    pip install '.[openai-agents]'
     python examples/library/openai_agents_agent.py
 
 With a real model, leave `model=` out.

@@ -1,6 +1,6 @@
 """A pydantic-ai agent with the tools of an MCP server. Runs offline: the model is a script.
 
-    pip install 'isthmus[pydantic-ai]'
+    pip install '.[pydantic-ai]'
     python examples/library/pydantic_ai_agent.py
 
 With a real model, say `Agent("openai:gpt-5", ...)` instead of `Agent(script(...), ...)`.

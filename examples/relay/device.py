@@ -61,6 +61,8 @@ def opened(address: str) -> Iterator[Device]:
 
 def main() -> None:
     """List everything, and call one tool of each server."""
+    if len(sys.argv) != 2 or not sys.argv[1].startswith(("ws://", "wss://")):
+        raise SystemExit(f"usage: python3 {sys.argv[0]} 'ws://…/mcp_endpoint/call/?token=…'")
     with opened(sys.argv[1]) as device:
         for tool in device.tools:
             print(f"{tool['name']:<28} {tool['server_id']}")

@@ -232,6 +232,17 @@ def test_init_imports_the_chosen_servers(run: Run, tmp_path: Path) -> None:
     assert (code, out) == (0, f"Wrote {tmp_path}/home/.config/isthmus/isthmus.toml with 0 servers.\n"), err
 
 
+def test_init_without_an_answer_does_not_hide_the_servers_of_an_mcp_json(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "isthmus.toml"
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"files": {"command": "npx", "args": ["-y", "x"]}}}))
+    code, out, err = run("init")
+    assert (code, out, file.exists()) == (2, "", False), err
+    assert f"{tmp_path / 'mcp.json'} would no longer be read, so isthmus.toml was not written" in err
+    assert "--yes imports its servers; --no-import writes the file without them." in err
+    code, out, err = run("init", "--yes")
+    assert (code, out) == (0, f"Wrote {file} with 1 server.\n"), err
+
+
 def test_init_says_where_servers_run_and_which_have_secrets(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()

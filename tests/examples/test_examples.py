@@ -64,6 +64,26 @@ async def test_the_example_functions_are_tools(words: tuple[str, ...], output: s
     assert said.endswith(output), said
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("agent.py", "--help"),
+        ("a2a/client_0_1.py", "8765"),
+        ("a2a/client_0_3.py", "8765"),
+        ("a2a/client_1_0.py", "8765"),
+        ("a2a/client_agentvault.py", "8765"),
+        ("a2a/orchestrator.py", "otters"),
+        ("library/connect.py", "no-such-file.json"),
+        ("relay/device.py",),
+        ("relay/device.py", "kitchen"),
+    ],
+)
+async def test_wrong_arguments_get_a_usage_line(words: tuple[str, ...]) -> None:
+    program, *arguments = words
+    code, output = await run(sys.executable, str(EXAMPLES / program), *arguments)
+    assert (code, output.startswith("usage: "), output.count("\n")) == (1, True, 1), output
+
+
 async def test_the_scene_with_agents_plays_to_its_end() -> None:
     code, said = await run(sys.executable, str(EXAMPLES / "a2a" / "demo.py"))
     assert code == 0, said

@@ -1,7 +1,8 @@
 """A stdio server that starts in a twentieth of a second, for tests that kill it a hundred times.
 
 `python -S -E quick_server.py LEDGER [MARK]` speaks the modern era only. `pay(nonce)` writes the ledger as the raw
-server does and answers; `hold(nonce)` writes it too and never answers. It is a script, so that its interpreter loads
+server does and answers, once somebody has opened the pipe `until` if it names one; `hold(nonce)` writes it too and
+never answers. It is a script, so that its interpreter loads
 next to nothing; `MARK` is only there to be found in the list of processes.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "2026-07-28"
-SCHEMA = {"type": "object", "properties": {"nonce": {"type": "string"}}}
+SCHEMA = {"type": "object", "properties": {"nonce": {"type": "string"}, "until": {"type": "string"}}}
 
 
 def command(ledger: Path, mark: str = "") -> list[str]:
@@ -41,9 +42,12 @@ def respond(request: dict[str, Any], ledger: int) -> dict[str, Any] | None:
         case "tools/list":
             return {"tools": [{"name": name, "inputSchema": SCHEMA} for name in ("pay", "hold")]}
         case "tools/call":
-            nonce = request["params"]["arguments"].get("nonce")
+            arguments = request["params"]["arguments"]
+            nonce = arguments.get("nonce")
             os.write(ledger, json.dumps({"nonce": nonce, "pid": os.getpid()}).encode() + b"\n")
             os.fsync(ledger)
+            if "until" in arguments:
+                os.close(os.open(arguments["until"], os.O_RDONLY))
             answer = {"content": [{"type": "text", "text": nonce}]}
             return answer if request["params"]["name"] == "pay" else None
         case _:

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,28 @@ async def test_a_hub_that_stops_leaves_its_scripts_to_the_next_one(tmp_path: Pat
         await eventually(lambda: scripter.ended(task), "the script ends", within=SECONDS)
         assert result_of(await scripter.get(task)) == "b"
     assert ledger.ran() == {"a": 1, "b": 1}
+
+
+async def test_a_hub_that_stops_waits_for_the_calls_of_its_scripts(tmp_path: Path, ledger: Ledger) -> None:
+    server = {"quick": stdio(quick_server.command(ledger.path))}
+    tables: dict[str, Any] = {"hub": {"expose": "code"}, "limits": {"listing_seconds": 30.0}}
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    async with serving(tmp_path, server, **tables) as hub:
+        async with Scripter(hub) as scripter:
+            task = await scripter.send("calling", f"await quick_pay(nonce='a', until={str(pipe)!r})")
+            await eventually(lambda: ledger.ran().get("a") == 1, "the call runs", within=SECONDS)
+        hub.terminate()
+        await eventually(lambda: refuses_connections(hub.port), "nobody else is waited for", within=SECONDS)
+        with pipe.open("r+b", buffering=0):
+            await hub.process.wait()  # leaving the block sends a second signal, which ends the wait
+    async with serving(tmp_path, server, **tables) as hub, Scripter(hub) as scripter:
+        await eventually(lambda: scripter.ended(task), "the script ends", within=SECONDS)
+        assert result_of(await scripter.get(task)) == "a"
+    assert ledger.ran() == {"a": 1}
+
+
+def refuses_connections(port: int) -> bool:
+    """Whether nothing listens on this port."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) != 0

@@ -25,12 +25,14 @@ async def test_metrics_need_an_operator_or_the_key_of_the_scraper(tmp_path: Path
             key: (await get(hub, "/metrics", key)).status_code for key in (None, "wrong" * 5, ANN, BOSS, SCRAPER)
         }
         assert statuses == {None: 401, "wrong" * 5: 401, ANN: 403, BOSS: 200, SCRAPER: 200}
+        for key in (None, ANN):
+            assert "`isthmus token create NAME --operator`" in (await get(hub, "/metrics", key)).text
         # The scraper's key opens nothing else.
         assert (await get(hub, "/v1/tools", SCRAPER)).status_code == 401
         response = (await get(hub, "/readyz?verbose", SCRAPER)).json()
         assert response == {"status": "ok"}
         text = (await get(hub, "/metrics", SCRAPER)).text
-        assert 'isthmus_rejected_requests_total{frontend="metrics",status="401"} 2' in text
+        assert 'isthmus_rejected_requests_total{frontend="metrics",status="401"} 3' in text
         assert 'isthmus_rejected_requests_total{frontend="rest",status="401"} 1' in text
         assert "ann" not in text
         assert "boss" not in text

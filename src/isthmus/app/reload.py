@@ -292,9 +292,11 @@ class Reloader:
             self._on_reloaded(taken)
         if before.file is None and taken.file is not None and waiting:
             message = (
-                "a file was found; restart the hub: commands here do not find it, and their keys do not apply to it"
+                "a file was found; until a restart, commands here do not find this hub and their keys do not apply"
             )
-            log.warning(message, file=str(taken.file))
+            keep = f'to keep its keys, logins and tasks, first write [hub] state = "{before.hub.state}" into the file'
+            fix = "stop this hub and start it again with the same command"
+            log.warning(message, file=str(taken.file), fix=fix, keep=keep)
         if difference or waiting or reports_always:
             log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))
         return difference

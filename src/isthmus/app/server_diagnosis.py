@@ -361,9 +361,10 @@ def _fix_process(code: FindingCode, report: ServerReport, entry: ConfiguredServe
         return f"in {entry.place}, give it this machine's certificates: {CERTIFICATE_ENV}"
     if code is DIED:
         # Redact each word by itself: quoting would change a secret that has quotes.
-        words = [(word, redact(word)) for word in (reach.command, *reach.args)]
-        command = " ".join(shlex.quote(word) if word == shown else shown for word, shown in words)
-        return f"run it by hand and read its output: {command}"
+        words = (reach.command, *reach.args)
+        shown = [redact(word) for word in words]
+        how = "" if shown == [*words] else ", with its secrets instead of ***,"
+        return f"run it by hand{how} and read its output: {shlex.join(shown)}"
     if code is NOT_STARTED and "sha256 is" in reason:
         return f"find out who changed it; if the change is right, write the new sha256 in {entry.place}"
     if code is NOT_STARTED and "can write to" in reason:

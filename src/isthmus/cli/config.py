@@ -24,7 +24,7 @@ from isthmus.app.database_config import (
     tables_to_push,
 )
 from isthmus.app.key_files import keys_in
-from isthmus.app.shared_state import key_store
+from isthmus.app.shared_state import is_shared, key_store
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_hanging, print_json, print_output, print_table
@@ -372,10 +372,15 @@ def _print_check(configuration: Configuration | None, findings: Sequence[tuple[W
     if configuration.file is None:
         print_output("no configuration file found: the hub would serve the built-in tools only")
     else:
-        counts = [
-            counted(len(configuration.servers), "server"),
-            counted(len({caller.name for _, caller in configuration.callers}), "caller"),
-        ]
+        callers = {caller.name for _, caller in configuration.callers}
+        keys = [key for key in keys_in(key_store(configuration)) or () if key.is_good(time.time())]
+        counts = [counted(len(configuration.servers), "server")]
+        if callers or not keys:
+            counts.append(counted(len(callers), "caller"))
+        if keys:
+            counts.append(
+                f"{counted(len(keys), 'key')} in the {'database' if is_shared(configuration) else 'state folder'}"
+            )
         if configuration.issuers:
             counts.append(counted(len(configuration.issuers), "issuer"))
         where = f"listening on {configuration.hub.host}:{configuration.hub.port}"

@@ -149,7 +149,9 @@ async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
     finally:
         await hub.aclose()
     described: dict[str, object]
+    problems = 0
     if configuration is not None:
+        problems = len(configuration.warnings) + (_access(configuration)[0] == "refused")
         described = {
             "configuration": {
                 "file": None if configuration.file is None else str(configuration.file),
@@ -166,8 +168,8 @@ async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
             _print_configuration(configuration)
         else:
             print_output(f"hub: {hub.url}, reached in {_milliseconds(seconds)}")
-        _print(reports, found)
-    if configuration is not None and configuration.warnings:
+        _print(reports, found, problems)
+    if problems:
         return Exit.CONFIGURATION
     return Exit.SUCCESS if all(report.is_well for report in reports) else Exit.CALL_FAILED
 
@@ -327,7 +329,8 @@ def _access(configuration: Configuration) -> tuple[str, str]:
     return mode, f"open: {reach} may call everything; isthmus token create makes a key"
 
 
-def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
+def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis], problems: int) -> None:
+    """Print the servers, what was found, and a summary with the `problems` of the configuration."""
     rows: list[Row] = [
         (
             "✓" if report.is_well else "✗",
@@ -352,8 +355,12 @@ def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
     failed = [report.server for report in reports if not report.is_well]
     if failed:
         print_output(f"\n{len(failed)} of {counted(len(reports), 'server')} failed: {', '.join(failed)}")
+    elif problems:
+        print_output("\nthe servers in the table are well")
     else:
         print_output("\nall servers are well")
+    if problems:
+        print_output(f"the configuration has {counted(problems, 'problem')}: see above")
 
 
 def _print_group(mark: str, code: FindingCode, group: Sequence[Diagnosis]) -> None:

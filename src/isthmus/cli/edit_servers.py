@@ -110,7 +110,13 @@ def init(
     beside = file.with_name("mcp.json")
     if not is_bare:
         usual = [*([str(beside)] if beside.is_file() else []), "all"]
-        _choose_servers(plan, sources or usual, is_named=bool(sources), is_sure=is_sure)
+        can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+        _choose_servers(plan, sources or usual, is_named=bool(sources), is_sure=is_sure, can_ask=can_ask)
+        if beside.is_file() and file.name == FILE_NAME and not (sources or is_sure or can_ask):
+            text = f"{beside} would no longer be read, so {file.name} was not written"
+            raise CommandFailed(
+                Exit.USAGE, text, "--yes imports its servers; --no-import writes the file without them."
+            )
     taken = [candidate for candidate in plan.candidates if candidate.is_taken]
     text = plan.merged_into(TEMPLATE.format(port=f"port = {port}" if port else "# port = 8765"))
     _write(file, "", text, is_private=any(candidate.has_secrets for candidate in taken))
@@ -129,7 +135,7 @@ def init(
     return Exit.SUCCESS
 
 
-def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool, is_sure: bool) -> None:
+def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool, is_sure: bool, can_ask: bool) -> None:
     """Add the servers of these clients and files to the plan, after asking about each file unless they were named."""
     try:
         found = read_client_files(sources, Place(None), plan.around.cwd, plan.around)
@@ -139,7 +145,6 @@ def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool,
         for finding in found.findings:
             print_error(f"{finding.code.number}: {finding}")
     is_wanted = is_named or is_sure
-    can_ask = not is_wanted and sys.stdin.isatty() and sys.stderr.isatty()
     for document in found.documents:
         trial = ImportPlan(plan.file, plan.around, may_replace=False)
         trial.add([document])

@@ -114,16 +114,23 @@ def description_of(offer: ListedFeature) -> str:
 
 
 def print_missing(absences: Mapping[str, MissingServerInfo]) -> None:
-    """Print the servers that are missing from a list on stderr: a program that reads the list gets only the list."""
-    if not absences:
-        return
-    missing = [(name, gone.state, first_line(gone.reason or "")) for name, gone in absences.items()]
-    print_error("")
-    if sys.stderr.isatty():
-        show_table(sys.stderr, [("", missing)], ("yellow", "", ""), ("MISSING", "STATE", "REASON"), is_wrapped=True)
-    else:
-        print_error("\n".join(["missing", *aligned(missing)]))
-    print_error("`isthmus doctor` says more.")
+    """Print the servers that cannot be called on stderr: a program that reads the list gets only the list."""
+    for head, is_listed in (("missing", False), ("listed, but away", True)):
+        rows = [
+            (name, gone.state, first_line(gone.reason or ""))
+            for name, gone in absences.items()
+            if gone.is_listed is is_listed
+        ]
+        if not rows:
+            continue
+        print_error("")
+        if sys.stderr.isatty():
+            table = (head.upper(), "STATE", "REASON")
+            show_table(sys.stderr, [("", rows)], ("yellow", "", ""), table, is_wrapped=True)
+        else:
+            print_error("\n".join([head, *aligned(rows)]))
+    if absences:
+        print_error("`isthmus doctor` says more.")
 
 
 async def list_servers(source: HubSource, *, wait: float, is_json: bool) -> Exit:

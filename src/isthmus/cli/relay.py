@@ -31,6 +31,7 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
 from isthmus.cli.run_command import quiet_logs, run_command
+from isthmus.config.findings import closest_match
 
 REFRESH_SECONDS = 1.0
 
@@ -174,7 +175,11 @@ def _forgettable(known: Sequence[DialledServerInfo], agent: str, server_id: str 
         return away
     named = f"the agent {agent!r}" if server_id is None else f"the server {server_id!r} of the agent {agent!r}"
     if not meant:
-        raise CommandFailed(Exit.CALL_FAILED, f"the hub does not know {named}", STATUS_ADVICE)
+        ids = {server.server_id for server in known if server.agent == agent}
+        given, names = (server_id or "", ids) if ids else (agent, {server.agent for server in known})
+        similar = closest_match(given, names)
+        advice = f"Did you mean {similar}?" if similar else STATUS_ADVICE
+        raise CommandFailed(Exit.CALL_FAILED, f"the hub does not know {named}", advice)
     why = f"{named} is connected" if server_id is not None else f"every server of {named} is connected"
     raise CommandFailed(
         Exit.CALL_FAILED, f"nothing was forgotten: {why}", "Only servers that are away can be forgotten."

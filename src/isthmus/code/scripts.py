@@ -283,6 +283,10 @@ class Scripts:
         self._has_turn = False
         """A call was started in this turn of the event loop."""
         self._is_closed = False
+        self._left: list[RunningScript] = []
+        """Scripts that were left to the next hub."""
+        self.left_changed = asyncio.Event()
+        """A call of a script has ended, waits for a person, or was stored."""
 
     # -- what a model sees -----------------------------------------------------------------------------------------
 
@@ -472,11 +476,18 @@ class Scripts:
         self.settings = settings
 
     def leave_durable(self) -> None:
-        """Leave the durable scripts to the next hub: their running calls end, and nothing new is sent."""
+        """Leave the durable scripts to the next hub: they make no more calls. See `wait_left`."""
         self._is_closed = True
         for script in self._all():
-            if script.is_durable:
+            if script.is_durable and not script.is_done():
+                self._left.append(script)
                 script.leave()
+
+    async def wait_left(self) -> None:
+        """Wait for the running calls of the scripts that were left: the next hub needs their outcomes."""
+        while any(script.waits_for_servers for script in self._left):
+            self.left_changed.clear()
+            await self.left_changed.wait()
 
     def close(self) -> None:
         """End everything."""
@@ -550,6 +561,11 @@ class RunningScript:
         asking = {each.id for each in self._paused.values()}
         waiting = (call.known is None and (call.id in asking or not call.is_sent) for call in self._calls.values())
         return bool(asking) and all(waiting) and not self.is_done()
+
+    @property
+    def waits_for_servers(self) -> bool:
+        """Whether a call of it runs that may end without a person's answer, or is being stored as sent."""
+        return self._storing > 0 or not self._inflight.keys() <= {each.id for each in self._paused.values()}
 
     @property
     def is_durable(self) -> bool:
@@ -724,6 +740,7 @@ class RunningScript:
                 self._loop.call_later(float(call.arguments), self._answer, call, SLEPT)
         if self.is_done():
             self._unsend()
+            self._scripts.left_changed.set()
         elif self._starting:
             self._scripts.start_calls(self)
 
@@ -798,10 +815,16 @@ class RunningScript:
         """A call of the script has ended."""
         self._inflight.pop(call.id, None)
         call.is_held = False
-        self._not_run += isinstance(outcome, Fault) and outcome.executed == "no"
+        is_not_run = isinstance(outcome, Fault) and outcome.executed == "no"
+        self._not_run += is_not_run
         self.released(call)
-        if self.outcome is None:
+        if self._is_left and is_not_run:  # the next hub sends it
+            call.is_sent = False
+            self._sent -= 1
+            self._store(None, lambda: None)
+        elif self.outcome is None:
             self._answer(call, answer_of(outcome, self._settings.result_bytes))
+        self._scripts.left_changed.set()
 
     def _answer(self, call: StoredCall, answer: CallAnswer) -> None:
         if self.outcome is not None:
@@ -838,6 +861,7 @@ class RunningScript:
         # A call of a fleet was sent, although one of its members may wait for approval.
         call.is_held = inflight is not None and inflight.is_held
         self._paused[reason] = call
+        self._scripts.left_changed.set()
         self._rest_or_go_on()
         self._store(None, lambda: None)
 

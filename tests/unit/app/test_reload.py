@@ -191,7 +191,8 @@ async def test_a_file_that_comes_and_changes_is_followed_but_its_state_needs_a_r
         await reloading.until(lambda: reloading.servers == {"a"})
     assert logs[-1]["needs_a_restart"] == ["hub.state"]
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
-    assert "restart the hub" in warning["event"]
+    assert warning["fix"] == "stop this hub and start it again with the same command"
+    assert '[hub] state = "' in warning["keep"]
     assert warning["file"] == str(reloading.file)
     beside = reloading.file.with_suffix(".tmp")
     beside.write_text(json.dumps({"mcpServers": {"b": OFF}}))

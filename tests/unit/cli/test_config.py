@@ -287,6 +287,16 @@ def test_a_configuration_that_cannot_be_used_is_refused(folder: Path, capsys: py
     assert "cannot be used" in capsys.readouterr().err
 
 
+def test_keys_of_the_state_folder_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "isthmus.toml").write_text('[servers.a]\ncommand = "x"\n')
+    for name in ("ann", "bob"):
+        assert main(["token", "create", name, "--allow", "*"]) == Exit.SUCCESS
+    assert main(["token", "revoke", "bob"]) == Exit.SUCCESS
+    capsys.readouterr()
+    assert main(["config", "check"]) == Exit.SUCCESS
+    assert ": 1 server, 1 key in the state folder, listening on" in " ".join(capsys.readouterr().out.split())
+
+
 def test_issuers_are_shown_and_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = 'issuer = "https://login.example"\naudience = "https://hub.example"\nscopes = { "a" = ["files.*"] }\n'
     (folder / "isthmus.toml").write_text(f"[issuers.corp]\n{said}")

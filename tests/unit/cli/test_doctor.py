@@ -69,6 +69,18 @@ async def test_all_well_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert out.endswith("all servers are well\n")
 
 
+@pytest.mark.parametrize(
+    ("servers", "hub"), [({"raw": stdio(RAW), "odd": {}}, {}), ({"raw": stdio(RAW)}, {"host": "0.0.0.0"})]
+)
+async def test_a_problem_of_the_configuration_is_in_the_summary_and_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], servers: dict[str, Any], hub: dict[str, Any]
+) -> None:
+    assert await examine(config(tmp_path, servers, hub=hub), wait=20, is_json=False) == Exit.CONFIGURATION
+    out = capsys.readouterr().out
+    assert out.endswith("the servers in the table are well\nthe configuration has 1 problem: see above\n"), out
+    assert "all servers" not in out
+
+
 async def test_a_broken_server_ends_with_1_and_a_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], deaf_port: int
 ) -> None:
@@ -224,7 +236,7 @@ def test_a_process_that_died_is_reported_with_its_last_output_and_its_command_wi
     patient = ServerReport("a", "retrying", "exited with code 3", said="Traceback\n  ValueError: boom\n")
     (found,) = check_server(patient, entry(StdioSettings("run", ("--key", "hunter2")), frozenset({"hunter2"})))
     assert (found.code, found.message) == (module.DIED, "exited with code 3; its last output: ValueError: boom")
-    assert found.fix == "run it by hand and read its output: run --key ***"
+    assert found.fix == "run it by hand, with its secrets instead of ***, and read its output: run --key '***'"
     assert found.is_grave
 
 
@@ -354,7 +366,7 @@ def test_a_secret_with_quotes_is_hidden_in_the_command() -> None:
     secret = "hunter'2 \"hunter"
     of = entry(StdioSettings("run", ("a b", "--key", secret)), frozenset({secret}))
     assert findings_of(ServerReport("a", "retrying", "exited with code 3"), of) == [
-        ("ISD-101", "run it by hand and read its output: run 'a b' --key ***")
+        ("ISD-101", "run it by hand, with its secrets instead of ***, and read its output: run 'a b' --key '***'")
     ]
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.cli.documents import MissingServerInfo
 from isthmus.cli.exits import Exit
 from isthmus.cli.find_hub import LocalSource
-from isthmus.cli.lists import list_features, list_servers
+from isthmus.cli.lists import list_features, list_servers, print_missing
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from tests.hubs import PATIENT, serving, stdio, write_config
@@ -98,6 +99,15 @@ async def test_every_list_is_shown_by_a_running_hub(tmp_path: Path, capsys: pyte
         for shape, names in LISTS:
             await list_features(RemoteSource(served.url), shape, wait=20, is_json=False)
             check_shown(capsys.readouterr(), names)
+
+
+def test_a_server_that_is_away_but_listed_is_not_called_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    print_missing({"dead": MissingServerInfo("retrying", "no"), "oven": MissingServerInfo("away", "it left", True)})
+    assert capsys.readouterr().err.splitlines() == [
+        "", "missing", "dead  retrying  no",
+        "", "listed, but away", "oven  away  it left",
+        "`isthmus doctor` says more.",
+    ]  # fmt: skip
 
 
 # -- servers -------------------------------------------------------------------------------------------------------

@@ -269,6 +269,22 @@ async def test_no_other_server_is_forgotten(words: tuple[str, str | None], said:
 
 
 @pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("celler", None), "Did you mean cellar?"),
+        (("cellar", "rak"), "Did you mean rack?"),
+        (("kitchn", "oven"), "Did you mean kitchen?"),
+        (("attic", None), relay.STATUS_ADVICE),
+    ],
+)
+async def test_a_misspelt_name_gets_the_one_that_is_meant(words: tuple[str, str | None], advice: str) -> None:
+    async with hub() as here:
+        with pytest.raises(CommandFailed, match="the hub does not know") as failed:
+            await forget_servers(here.source, *words)
+    assert failed.value.advice == (advice,)
+
+
+@pytest.mark.parametrize(
     ("status", "body", "exit", "said"),
     [
         (409, b'{"detail": "it is back", "reason": "not_away", "executed": "no"}', Exit.CALL_FAILED, "it is back"),

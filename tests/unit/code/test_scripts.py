@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,14 @@ from isthmus.code.scripts import SCRIPT, STATE, RunningScript, ScriptRequest, Sc
 from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, HoldableExchange
+from isthmus.core.ports import Document, HoldableExchange, WriteResult
 from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Question, Result
+from isthmus.model.fault_table import Cancelled
 from isthmus.model.tasks import Message
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.process_tree import descendants
@@ -240,6 +242,69 @@ async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_a
     record = msgspec.json.decode(document.body or b"{}")
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False, False]
     assert (record["count"], len(stage.link.sent)) == (1, 1)
+
+
+async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_unsent() -> None:
+    stage, journal = Stage(), MemoryJournal()
+    async with scripts_of(stage, journal) as scripts:
+        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        journal.write([scripts.first_document(request(2), OWNER.key)], kept.set_result)
+        await kept
+        scripts.start_script(RunningScript(scripts, request(2), Listener(), OWNER.key))
+        await eventually(lambda: len(stage.link.sent) == 2, "the calls are sent", within=60)
+        scripts.leave_durable()
+        waiting = asyncio.ensure_future(scripts.wait_left())
+        ended, unsent = stage.link.sent
+        unsent.finish(Cancelled("the hub is shutting down", executed="no"))
+        await asyncio.sleep(0)
+        assert not waiting.done(), "the other call runs"
+        ended.finish(DONE)
+        await waiting
+        record = await stored_record(journal)
+    assert [call.get("is_sent", False) for call in record["calls"]] == [True, False]
+    assert ["answer" in call or "failure" in call for call in record["calls"]] == [True, False]
+    assert record["count"] == 1
+
+
+class HeldJournal(MemoryJournal):
+    """Writes of scripts wait until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Callable[[], None]] | None = None
+
+    def write(
+        self, documents: Sequence[Document], done: Callable[[WriteResult], None], facts: Sequence[Fact] = ()
+    ) -> None:
+        if self.held is None:
+            super().write(documents, done, facts)
+        else:
+            self.held.append(partial(super().write, documents, done, facts))
+
+    def release(self) -> None:
+        held, self.held = self.held or [], None
+        for write in held:
+            write()
+
+
+async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_left_is_stored_as_not_sent() -> None:
+    stage, journal = Stage(), HeldJournal()
+    async with scripts_of(stage, journal) as scripts:
+        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        journal.write([scripts.first_document(request(1), OWNER.key)], kept.set_result)
+        await kept
+        journal.held = []
+        scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
+        await eventually(lambda: bool(journal.held), "the call is being stored", within=60)
+        scripts.leave_durable()
+        waiting = asyncio.ensure_future(scripts.wait_left())
+        await asyncio.sleep(0)
+        assert not waiting.done(), "the journal says that it is sent"
+        journal.release()
+        await waiting
+        (call,) = (await stored_record(journal))["calls"]
+    assert not call.get("is_sent", False)
+    assert stage.link.sent == []
 
 
 async def stored_record(journal: MemoryJournal) -> Any:

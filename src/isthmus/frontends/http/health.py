@@ -123,6 +123,12 @@ class Health:
         return found
 
 
+NEEDS_OPERATOR = (
+    "Only operators may read metrics: send Authorization: Bearer KEY with a key of `isthmus token create NAME"
+    " --operator`, or with metrics_key of [telemetry]"
+)
+
+
 class RenderMetrics(Protocol):
     """Renders all metrics."""
 
@@ -156,12 +162,9 @@ class Metrics:
             caller = self._auth.admit(fields, "rest", scope)
             if isinstance(caller, Denied):
                 self._auth.on_turned_away("metrics", caller.status)
-                denied = caller
+                denied = Denied(401, NEEDS_OPERATOR, caller.headers) if caller.status == 401 else caller
             elif not caller.is_operator:
-                advice = (
-                    "Only operators may read metrics: use a key made with --operator, or metrics_key in [telemetry]"
-                )
-                denied = Denied(403, advice)
+                denied = Denied(403, NEEDS_OPERATOR)
         if denied is not None:
             return respond(peer, denied.status, denied.message, denied.headers)
         if scope["method"] not in ("GET", "HEAD"):
