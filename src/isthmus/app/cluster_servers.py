@@ -378,6 +378,9 @@ class OwnSession:
 
     async def _finish(self, served: ServedSession) -> None:
         await served.finish()
+        while served.has_asked():  # callers of other nodes are answering questions of this server
+            await asyncio.sleep(MOVE_LOOK_SECONDS)
+            await served.finish()
         self._write()
         self._channel.close(1000, "the server is no longer connected to its node")
         self.connection_ended("the server is no longer connected to this node")

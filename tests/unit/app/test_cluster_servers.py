@@ -189,6 +189,9 @@ class Served:
     async def finish(self) -> None:
         await self.idle.wait()
 
+    def has_asked(self) -> bool:
+        return False
+
     def end(self, _why: str) -> None: ...
 
 
