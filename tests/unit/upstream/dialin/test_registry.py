@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import re
 import weakref
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialin import registry as module
 from isthmus.upstream.dialin.link import DialInLink
-from isthmus.upstream.dialin.registry import DialInRegistry
+from isthmus.upstream.dialin.registry import MOVE_AT_ONCE_MAX, DialInRegistry
 from isthmus.upstream.dialin.server import REPLACED
 from isthmus.upstream.dialin.server_names import NameRules
 from isthmus.upstream.dialin.settings import DialInSettings
@@ -1032,3 +1033,17 @@ async def test_a_hub_that_leaves_keeps_a_socket_whose_server_has_asked_a_caller(
         server.answer(server.calls()[1]["id"])
         assert text_of(listener) == "done"
         await until(lambda: bool(server.closed))
+
+
+async def test_a_hub_that_leaves_lets_few_of_its_servers_go_in_one_turn_of_the_loop() -> None:
+    async with scene(DialInSettings(max_servers=1_000)) as at:
+        servers = [Dialler(f"s{number}") for number in range(2 * MOVE_AT_ONCE_MAX + 1)]
+        for server in servers:
+            at.dial(server)
+        await at.quiet()
+        at.book.leave([("kitchen", server.name or "") for server in servers])
+        counts = [0]
+        while counts[-1] < len(servers):
+            await asyncio.sleep(0)
+            counts.append(sum(cast("DialInLink", server.receiver).is_leaving for server in servers))
+        assert max(now - before for before, now in pairwise(counts)) <= MOVE_AT_ONCE_MAX
