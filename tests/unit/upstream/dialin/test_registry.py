@@ -1047,3 +1047,17 @@ async def test_a_hub_that_leaves_lets_few_of_its_servers_go_in_one_turn_of_the_l
             await asyncio.sleep(0)
             counts.append(sum(cast("DialInLink", server.receiver).is_leaving for server in servers))
         assert max(now - before for before, now in pairwise(counts)) <= MOVE_AT_ONCE_MAX
+
+
+async def test_no_call_waits_for_a_server_that_moves_once_the_hub_waits_no_longer() -> None:
+    async with scene(DialInSettings(grace=60.0)) as at:
+        await at.agent_server(Dialler())
+        agent_server = at.book.roster("kitchen").agent_server("clock")
+        assert agent_server is not None
+        at.book.leave([("kitchen", "clock")])
+        await until(lambda: at.servers() == {"kitchen_clock": "away"})
+        at.hub.stop_waiting("the hub is shutting down")
+        at.book.await_move("kitchen", "clock")  # another node leaves, too
+        at.book._end_move(agent_server)
+        _, listener = at.start("kitchen_clock.now")
+        assert isinstance(listener.fault, NotConnected)
