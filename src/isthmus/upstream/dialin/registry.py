@@ -437,13 +437,16 @@ class DialInRegistry:
     async def _close_idle(self) -> None:
         words = "the hub is shutting down"
         while True:
-            links = [link for link in self._links if link.announced is None and not link.is_muxed]
+            links = [link for link in self._links if link.announced is None]
             if not (links or self._hosts):
                 return
             # Also of calls that have asked their caller something, and have no request at the server meanwhile.
             calls = (each for each in self._hub.deadlines.pending() if isinstance(each, InFlight))
             busy: set[object] = {inflight.link for inflight in calls}
-            for host in [host for host in self._hosts if busy.isdisjoint(host.links())][:MOVE_AT_ONCE_MAX]:
+            idle = [host for host in self._hosts if busy.isdisjoint(host.links())]
+            # On a socket with a call the other servers leave by themselves: their client opens another one for them.
+            busy.update(link for host in idle for link in host.links())
+            for host in idle[:MOVE_AT_ONCE_MAX]:
                 host.close(RESTARTING, words)
             for link in [link for link in links if link not in busy][:MOVE_AT_ONCE_MAX]:
                 link.end(RESTARTING, words, words)

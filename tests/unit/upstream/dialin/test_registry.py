@@ -1061,3 +1061,29 @@ async def test_no_call_waits_for_a_server_that_moves_once_the_hub_waits_no_longe
         at.book._end_move(agent_server)
         _, listener = at.start("kitchen_clock.now")
         assert isinstance(listener.fault, NotConnected)
+
+
+async def test_a_long_call_on_a_shared_socket_does_not_keep_the_other_servers_from_moving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("isthmus.upstream.base_link.PROBE_SECONDS", 0.02)  # they do not say whether they are modern
+    async with scene() as at:
+        busy, idle = Shared(), Shared()
+        busy.open(at.book)
+        await at.quiet()
+        idle.servers = {b"1": Dialler("three")}
+        idle.open(at.book)
+        await at.quiet()
+        busy.servers[b"1"].holds_calls = True
+        _, listener = at.start("kitchen_one.now")
+        await until(lambda: len(busy.servers[b"1"].calls()) == 1)
+        at.book.leave([])
+        await until(lambda: bool(idle.closed))
+        await until(lambda: any("closed" in message for message in busy.messages))
+        assert [message["closed"] for message in busy.messages if "closed" in message] == [2]
+        assert not busy.closed
+        assert not any("closed" in message for message in idle.messages), "its socket is closed as a whole"
+        busy.servers[b"1"].answer(busy.servers[b"1"].calls()[0]["id"])
+        assert text_of(listener) == "done"
+        await until(lambda: bool(busy.closed))
+        assert idle.closed == busy.closed == [(1012, "the hub is shutting down")]
