@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
@@ -28,6 +29,7 @@ from isthmus.app.placement import PlacedServers
 from isthmus.app.served_session import OfferShare, ServedServer, ServedSession
 from isthmus.cluster.bus import Bus, BusChannel, BusFault, ChannelClosed, ChannelEnd, ChannelFull, NodeId
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.event_loop import in_turn
 from isthmus.frontends.mcp.duplex import CallOrigin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
@@ -55,6 +57,9 @@ GREETING_SECONDS = 0.1
 
 SETTLE_SECONDS = 3.0
 """The longest time that a node reads the servers of others before it serves its callers."""
+
+KEYS_AT_ONCE_MAX = 100
+"""Servers that are looked at in one turn of the event loop: each takes up to 40 µs, and a node may have thousands."""
 
 OPENING_MAX = 64
 """Servers of other nodes that are being initialized: a node that joins may find thousands."""
@@ -144,10 +149,10 @@ class OwnServers:
             del self.entries[key]
         else:
             self.entries[key] = entry
+        self._changed[key] = None
+        self._announce_soon()  # first: without it, calls that wait for a server that moves are refused
         for session in tuple(self._sessions.get(key, ())):
             session.leave()
-        self._changed[key] = None
-        self._announce_soon()
         self.on_changed(key)
 
     def note_arriving(self, link: DialInLink, label: str, is_named: bool) -> None:  # noqa: FBT001 - of `on_arriving`
@@ -187,18 +192,11 @@ class OwnServers:
     def move(self) -> list[Key]:
         """This node shuts down soon: its dial-in servers will connect to other nodes, where calls wait for them.
 
-        Running calls are still answered.
+        They are returned, and announced as lost when they leave. Running calls are still answered.
         """
         self._is_moving = True
-        keys = [key for key, entry in self.entries.items() if not entry.is_placed]
-        for key in keys:
-            del self.entries[key]
-            self._changed[key] = None
-        self._announce(is_moving=True)  # first: without it, calls that wait for the server are refused
-        for key in keys:
-            for session in tuple(self._sessions.get(key, ())):
-                session.leave()
-        return keys
+        self._announce()
+        return [key for key, entry in self.entries.items() if not entry.is_placed]
 
     def leave(self) -> None:
         """This node is shutting down: others use its servers no longer, and their running calls are still answered."""
@@ -229,7 +227,7 @@ class OwnServers:
             self._is_telling = True
             asyncio.get_running_loop().call_soon(self._announce)
 
-    def _announce(self, *, is_moving: bool = False) -> None:
+    def _announce(self) -> None:
         self._is_telling = False
         changed, self._changed = self._changed, {}
         own = tuple(self.entries[key] for key in changed if key in self.entries)
@@ -237,7 +235,7 @@ class OwnServers:
         arriving, self._new_arrivals = tuple(self._new_arrivals), []
         arrived, self._arrived = tuple(self._arrived), []
         for channel in tuple(self._readers):
-            self._say(channel, DirectoryChange(own, lost, arriving, arrived, is_moving))
+            self._say(channel, DirectoryChange(own, lost, arriving, arrived, self._is_moving))
 
     def _say(self, channel: BusChannel, change: DirectoryChange) -> None:
         try:
@@ -273,6 +271,7 @@ class OwnServers:
             for earlier in tuple(self._sessions.get(wanted.key, ())):
                 if earlier.node == session.node:
                     earlier.leave()
+        session.key = wanted.key
         self._sessions.setdefault(wanted.key, set()).add(session)
         session.send(msgspec.json.encode(ServerOpened(welcome)))
         served = _served(server, me, session.node)
@@ -283,10 +282,10 @@ class OwnServers:
 
     def closed(self, session: OwnSession) -> None:
         """A session has ended."""
-        for key in [key for key, sessions in self._sessions.items() if session in sessions]:
-            self._sessions[key].discard(session)
-            if not self._sessions[key]:
-                del self._sessions[key]
+        sessions = self._sessions.get(session.key, set())
+        sessions.discard(session)
+        if not sessions:
+            self._sessions.pop(session.key, None)
 
     async def _is_alive(self, _: NodeId, payload: bytes) -> bytes:
         wanted = _SERVER.decode(payload)
@@ -332,6 +331,8 @@ class OwnSession:
 
     def __init__(self, own: OwnServers, channel: BusChannel, background: BackgroundTasks, limit_bytes: int) -> None:
         self.node = channel.peer
+        self.key: Key = ("", "")
+        """Of the server, once that is served."""
         self._own = own
         self._channel = MessageChannel(channel, background, limit_bytes)
         self._channel.receiver = self
@@ -382,6 +383,9 @@ class OwnSession:
 
     async def _finish(self, served: ServedSession) -> None:
         await served.finish()
+        while served.has_asked():  # callers of other nodes are answering questions of this server
+            await asyncio.sleep(MOVE_LOOK_SECONDS)
+            await served.finish()
         self._write()
         self._channel.close(1000, "the server is no longer connected to its node")
         self.connection_ended("the server is no longer connected to this node")
@@ -530,6 +534,9 @@ class RemoteServers:
 
     def _await_link(self, agent: DialInAgent, where: tuple[NodeId, int], key: Key) -> None:
         """End the arrival of a server when it is listed here, too."""
+        if key in self._to_look:
+            in_turn(partial(self._await_link, agent, where, key))
+            return
         remote = self._links.get(key)
         work = None if remote is None else remote.work
         if work is None:
@@ -543,7 +550,11 @@ class RemoteServers:
         self._to_look[key] = None
 
     def _check_keys(self) -> None:
-        keys, self._to_look = self._to_look, {}
+        keys = list(islice(self._to_look, KEYS_AT_ONCE_MAX))
+        for key in keys:
+            del self._to_look[key]
+        if self._to_look:
+            in_turn(self._check_keys)
         for key in keys:
             if not self.is_closing:
                 self._decide(key)

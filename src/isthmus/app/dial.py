@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
@@ -264,6 +265,8 @@ class Line:
         self.is_trial = False
         """It was replaced right after another of ours opened; a retry shows whether that was the cause."""
         self.socket: DialledSocket | None = None
+        self._restarts: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why the hub has closed a channel, if it shuts down: others stay open until their calls are answered."""
         self.shown = LineStatus("starting", time.time())
 
     async def run(self) -> None:
@@ -320,16 +323,35 @@ class Line:
         is_muxed = socket.chosen == MUX_SUBPROTOCOL
         self._show("connected", is_muxed=is_muxed)
         log.info("connected", hub=str(self._dialler.address), shared=is_muxed)
+        self._restarts = asyncio.get_running_loop().create_future()
         end = self._open_channels(socket, wire) if is_muxed else self._begin_single(socket, wire)
         try:
-            reason = await wire.over
+            await asyncio.wait({wire.over, self._restarts}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            socket.kill()
+            end("the hub is no longer connected")
+            raise
+        seconds = asyncio.get_running_loop().time() - self.connected_at
+        if not wire.over.done():
+            if self._channels is not None:
+                self._channels.retire()
+                self._part_from_channels()
+            self._dialler.running.background.spawn("calls of a hub that restarts", self._finish(socket, wire, end))
+            reason = self._restarts.result()
+            return LineLost(reason, RESTARTING, reason, seconds)
+        end("the hub is no longer connected")
+        code, words = socket.goodbye or (None, "")
+        return LineLost(wire.over.result(), code, words, seconds)
+
+    async def _finish(self, socket: DialledSocket, wire: Wire, end: Callable[[str], None]) -> None:
+        """Answer the calls on a socket whose hub shuts down; the next socket has the servers already."""
+        try:
+            await wire.over
         except asyncio.CancelledError:
             socket.kill()
             raise
         finally:
             end("the hub is no longer connected")
-        code, words = socket.goodbye or (None, "")
-        return LineLost(reason, code, words, asyncio.get_running_loop().time() - self.connected_at)
 
     def _begin_single(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
         """The hub needs one socket per server: this one now belongs to the first server."""
@@ -362,16 +384,19 @@ class Line:
         channels = self._channels = Channels(wire, lambda offer, say: self._talk_on(offer, say, wire), self)
         wire.begin(socket, channels.receive)
         self.offer_ready()
-        return self._close_channels
+        return partial(self._close_channels, channels)
 
-    def _close_channels(self, why: str) -> None:
-        channels, self._channels = self._channels, None
+    def _close_channels(self, channels: Channels, why: str) -> None:
+        if channels is self._channels:
+            self._part_from_channels()
+        channels.end(why)
+
+    def _part_from_channels(self) -> None:
+        self._channels = None
         for timer, _ in self._reopening.values():
             timer.cancel()
         self._reopening.clear()
         self._named_at.clear()
-        if channels is not None:
-            channels.end(why)
 
     def offer_ready(self) -> None:
         """Offer every ready server that the hub neither has nor has just refused."""
@@ -394,6 +419,10 @@ class Line:
         """Offer the server again after a while."""
         loop = asyncio.get_running_loop()
         seconds = loop.time() - self._named_at.pop(offer, loop.time())
+        if code == RESTARTING:
+            if not self._restarts.done():
+                self._restarts.set_result(reason)
+            return
         lost = LineLost(reason or f"it closed the channel with code {code}", code, reason, seconds)
         pause = self._pauses_of[offer].after(lost, random.random())  # noqa: S311 - spread, not secrecy
         refusal = HubRefusal(in_words(lost), time.time() + pause)

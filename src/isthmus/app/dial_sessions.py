@@ -219,6 +219,10 @@ class Channels:
             talk.leave()
             self._wire.send(mux.write_leaving(mux.ChannelLeaving(number)))
 
+    def retire(self) -> None:
+        """The hub shuts down: only answer its open calls. What becomes of its channels matters to nobody."""
+        self._listener = _NOBODY
+
     def end(self, why: str) -> None:
         """End every session: the connection is gone."""
         channels, self._open = self._open, {}
@@ -237,3 +241,19 @@ class SessionListener(Protocol):
 
     def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
         """The hub closed a channel."""
+
+
+class _Nobody:
+    """Ignores channel events."""
+
+    def named(self, offer: LocalOffer, server: str) -> None:
+        """See `SessionListener`."""
+
+    def waits(self, offer: LocalOffer, seconds: float) -> None:
+        """See `SessionListener`."""
+
+    def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
+        """See `SessionListener`."""
+
+
+_NOBODY = _Nobody()

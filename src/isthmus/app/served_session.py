@@ -18,7 +18,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.fault_table import REFUSED, SENT_AND_LOST
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Request, Response
-from isthmus.wire.mcp.forwarded_methods import CALLS
+from isthmus.wire.mcp.forwarded_methods import CALLS, STATE
 from isthmus.wire.mcp.messages import Implementation, Members
 from isthmus.wire.relay import mux
 
@@ -130,11 +130,15 @@ class ServedSession:
         """Wait until everything is answered."""
         await self._conversation.finish()
 
+    def has_asked(self) -> bool:
+        """Whether an accepted call waits for answers, with which the other hub calls again on this session."""
+        return self._conversation.has_asked()
+
     def _too_late(self, message: bytes) -> JsonRpcReply | None:
         """Refuse a call that was sent before the other hub learned that the server leaves."""
         request = jsonrpc.decode(message, max_depth=self._depth)
-        if not isinstance(request, Request) or request.method not in CALLS:
-            return None
+        if not isinstance(request, Request) or request.method not in CALLS or STATE in request.params:
+            return None  # with a state it continues an accepted call
         return refuse(request.id, REFUSED, self._gone, _GONE)
 
     def _too_much(self, message: bytes) -> JsonRpcReply | None:

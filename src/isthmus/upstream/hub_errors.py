@@ -18,6 +18,11 @@ HUBS_OWN = frozenset({"executed", "reason"})
 HUBS_WORDS = HUBS_OWN | {"server", "retryAfter"}
 """Members that a hub adds to the data of an error; the first two are always present."""
 
+DECISIONS = frozenset(
+    {"approval_pending", "approval_denied", "approval_expired", "too_many_approvals", "budget_exceeded"}
+)
+"""Reasons for which a hub behind our client, or behind another node, did not make a call although it could."""
+
 
 class _HubError(msgspec.Struct):
     executed: Executed
@@ -64,7 +69,8 @@ def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
     """The meaning of an error from our own client, for one of its servers.
 
     It knows whether its server ran. If the server did not answer, this returns the fault that this hub would
-    have found itself; an error of the server itself is returned as the server sent it.
+    have found itself; an error of the server itself is returned as the server sent it. A server that is a hub may
+    have decided not to make the call: callers need its reason, and the id of the approval.
     """
     members = None if reply.data is None else jsonrpc.object_members(reply.data)
     if members is None or not members.keys() >= HUBS_OWN:
@@ -73,6 +79,8 @@ def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
         fault = msgspec.json.decode(jsonrpc.render(members), type=_HubError)
     except msgspec.MsgspecError:
         return reply
+    if fault.reason in DECISIONS and (decided := read_hub_error(server, reply)) is not None:
+        return decided
     if fault.executed == "yes":
         own = {name: value for name, value in members.items() if name not in HUBS_WORDS}
         return msgspec.structs.replace(reply, data=msgspec.Raw(jsonrpc.render(own)) if own else None)

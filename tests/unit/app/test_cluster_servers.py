@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,14 @@ import msgspec
 import pytest
 
 from isthmus.app import cluster_servers as module
-from isthmus.app.cluster_servers import DirectoryChange, OwnServers, OwnSession, PeerDirectory, RemoteServers
+from isthmus.app.cluster_servers import (
+    KEYS_AT_ONCE_MAX,
+    DirectoryChange,
+    OwnServers,
+    OwnSession,
+    PeerDirectory,
+    RemoteServers,
+)
 from isthmus.app.hub import RunningHub
 from isthmus.cluster.bus import Bus, BusChannel, ChannelReceiver, NodeId
 from isthmus.core.background import BackgroundTasks
@@ -173,6 +181,21 @@ async def test_a_link_that_opens_after_its_node_lost_the_server_is_not_used() ->
     assert not links._links
 
 
+async def test_a_node_that_goes_with_many_servers_costs_the_others_no_long_turn_of_the_loop() -> None:
+    links = Links()
+    owned = tuple(
+        msgspec.structs.replace(LAMP, server_id=f"lamp{number}") for number in range(2 * KEYS_AT_ONCE_MAX + 1)
+    )
+    links._changed(A, DirectoryChange(own=owned))
+    await until(lambda: len(links.opened) == len(owned))
+    links._changed(A, DirectoryChange(lost=tuple(entry.key for entry in owned)))
+    counts = [0]
+    while counts[-1] < len(owned):
+        await asyncio.sleep(0)
+        counts.append(sum(link.is_leaving for link in links.opened))
+    assert max(now - before for before, now in pairwise(counts)) <= KEYS_AT_ONCE_MAX
+
+
 # -- the owner ---------------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +211,9 @@ class Served:
 
     async def finish(self) -> None:
         await self.idle.wait()
+
+    def has_asked(self) -> bool:
+        return False
 
     def end(self, _why: str) -> None: ...
 

@@ -192,6 +192,31 @@ async def test_a_channel_that_the_hub_closes_is_opened_anew() -> None:
         assert await guest.call("echo", channel=numbers["two-id"], text="on") == "on"
 
 
+async def test_servers_get_another_socket_when_the_hub_restarts_and_calls_on_the_first_one_are_answered(
+    tmp_path: Path,
+) -> None:
+    file, awaited = tmp_path / "asks", tmp_path / "asks.awaited"
+    async with standing_in(shares=True) as hub, dialling(hub, "one", "two"):
+        guest = await hub.arrives()
+        numbers = await channels(guest, 2)
+        await guest.greet(numbers["one-id"])
+        asking = {"name": "ask", "arguments": {"after": str(file)}}
+        waiting = await guest.send("tools/call", asking, channel=numbers["one-id"])
+        await until(awaited.exists)
+        await guest.control({"closed": numbers["two-id"], "code": 1012, "reason": "the hub is shutting down"})
+        other = await hub.arrives()
+        there = await channels(other, 2)
+        await other.greet(there["two-id"])
+        assert await other.call("echo", channel=there["two-id"], text="on") == "on"
+        await guest.control({"opened": numbers["one-id"], "server": "kitchen_one", "grace": 60.0})  # too late
+        file.touch()
+        assert "result" in await asyncio.wait_for(waiting, PATIENCE)
+        await guest.control({"closed": numbers["one-id"], "code": 1012, "reason": "the hub is shutting down"})
+        await guest.close(1012, "the hub is shutting down")
+        assert await other.call("echo", channel=there["two-id"], text="still") == "still"
+        assert hub.attempts == 2
+
+
 async def test_a_hub_that_does_not_keep_to_the_frames_is_dialled_again() -> None:
     async with standing_in(shares=True) as hub, dialling(hub, "one"):
         guest = await hub.arrives()

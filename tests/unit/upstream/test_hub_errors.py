@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from isthmus.model.fault_table import FAULTS, Fault, Lost, NotConnected
+from isthmus.model.fault_table import FAULTS, Fault, Lost, NotConnected, ServerError
 from isthmus.model.names import ServerName
-from isthmus.upstream.hub_errors import read_error, read_hub_error, read_node_error
+from isthmus.upstream.hub_errors import DECISIONS, read_error, read_hub_error, read_node_error
 from isthmus.wire.jsonrpc import ErrorReply
 
 NAME = ServerName("robot_one")
@@ -67,6 +68,16 @@ def test_a_call_that_its_server_did_not_answer_ended_as_if_this_hub_had_kept_it(
     assert (refused.executed, refused.why) == ("no", "The hub is shutting down")
 
 
+@pytest.mark.parametrize("reason", sorted(DECISIONS))
+@pytest.mark.parametrize("read", [read_error, read_node_error])
+def test_a_decision_of_a_hub_behind_is_passed_on(read: Callable[[ServerName, ErrorReply], Fault], reason: str) -> None:
+    told = {"executed": "no", "reason": reason, "approval": "ap_0a", "server": "behind", "retryAfter": 2.5}
+    fault = read(NAME, reply("in its words", told))
+    assert (fault.executed, fault.reason, fault.approval, fault.retry_after) == ("no", reason, "ap_0a", 2.5)
+    assert isinstance(fault, ServerError)
+    assert (fault.code, fault.message, fault.server) == (-32012, "in its words", NAME)
+
+
 @pytest.mark.parametrize("own", [{"hint": [1, {"a": None}]}, None])
 def test_a_servers_own_error_comes_out_as_it_was(own: dict[str, Any] | None) -> None:
     told = {**(own or {}), "executed": "yes", "reason": "server_error", "server": "one"}
@@ -86,5 +97,7 @@ def test_a_fault_of_another_node_is_unchanged_if_the_table_says_so(reason: str) 
     assert isinstance(fault, Fault)
     if FAULTS[reason].crosses_nodes:
         assert (fault.reason, fault.message, fault.executed, fault.retry_after) == (reason, "in its words", "no", 2.0)
+    elif reason in DECISIONS:
+        assert isinstance(fault, ServerError)
     else:
         assert isinstance(fault, NotConnected)

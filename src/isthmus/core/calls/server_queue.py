@@ -201,6 +201,7 @@ class ServerQueue:
         "_queue",
         "_running_in",
         "_unanswered",
+        "_waits_no_longer",
         "_why_not",
         "answered",
         "hard_seconds",
@@ -269,6 +270,8 @@ class ServerQueue:
         self._grace = 0.0
         self._grace_timer: asyncio.TimerHandle | None = None
         """Runs while calls wait for a link."""
+        self._waits_no_longer = False
+        """The hub shuts down: whatever grace is set, no call waits for a link."""
         self._link_watchers: list[OnLink] = []
         """Tasks whose unsent calls wait outside of this queue for a link."""
 
@@ -340,7 +343,7 @@ class ServerQueue:
 
     @grace.setter
     def grace(self, seconds: float) -> None:
-        self._grace = seconds
+        self._grace = 0.0 if self._waits_no_longer else seconds
         self._stop_grace_timer()
         if self._link is None:
             self._wait_or_refuse(self._why_not)
@@ -354,6 +357,7 @@ class ServerQueue:
         """Refuse calls that wait for a link, now and later."""
         if self._link is None:
             self._why_not = f"{self._why_not}; {why}"
+        self._waits_no_longer = True
         self.grace = 0.0
 
     def inherit(self, before: ServerQueue) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
+from weakref import WeakSet
 
 import msgspec
 
@@ -111,6 +112,8 @@ class DuplexSession:
         self._background = background
         self.send = send
         self._calls: dict[bytes, InFlight] = {}
+        self._suspended: WeakSet[InFlight] = WeakSet()
+        """Calls that have asked a modern caller something, which returns with answers."""
         self._waiting: set[bytes] = set()
         """Calls that wait for starting servers before they are sent."""
         self._subscriptions = CallerSubscriptions(
@@ -148,6 +151,10 @@ class DuplexSession:
         """The size of the arguments of all running calls, and of the messages that are still being read."""
         running = sum(memoryview(inflight.call.arguments).nbytes for inflight in self._calls.values())
         return running + sum(len(body) for body, _ in self._unread)
+
+    def has_asked(self) -> bool:
+        """Whether a call waits for its modern caller, which returns with answers."""
+        return any(each.outcome is None for each in self._suspended)
 
     async def finish(self) -> None:
         """Wait until every request so far has been answered."""
@@ -341,6 +348,7 @@ class DuplexSession:
         inflight = self._methods.start(call, exchange)
         if inflight is not None and inflight.outcome is None and inflight.exchange is exchange:
             self._calls[id] = inflight
+            self._suspended.discard(inflight)
             if call.client_caps and era == "modern":
                 exchange.inflight = inflight
         return None
@@ -376,8 +384,10 @@ class DuplexSession:
         return None
 
     def call_ended(self, id: bytes, reply: JsonRpcReply, held_bytes: int) -> None:
-        """A call has ended."""
-        self._calls.pop(id, None)
+        """A call has ended, or has asked its caller something."""
+        inflight = self._calls.pop(id, None)
+        if inflight is not None and inflight.outcome is None:
+            self._suspended.add(inflight)
         if held_bytes:
             self._hub.bytes_in_flight.leave(self._caller, held_bytes)
         self._reply(reply)

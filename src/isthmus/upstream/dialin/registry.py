@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -17,6 +17,7 @@ import structlog
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
+from isthmus.core.event_loop import pause
 from isthmus.core.ports import Journal
 from isthmus.model.fault_table import Fault
 from isthmus.model.names import ServerName
@@ -59,7 +60,8 @@ MOVE_LOOK_SECONDS = 0.05
 """How often a node that shuts down looks whether calls of a server still run."""
 
 MOVE_AT_ONCE_MAX = 100
-"""Sockets that are closed then, so that thousands of servers do not come to the other nodes in one moment."""
+"""Servers that leave in one turn of the event loop, and sockets that are closed at once then, so that thousands of
+servers do not come to the other nodes in one moment."""
 
 CLOCK_STEP_SECONDS = 0.001
 """The least difference between the times of two sockets."""
@@ -416,24 +418,35 @@ class DialInRegistry:
 
     def leave(self, moving: Iterable[tuple[str, str]]) -> None:
         """This node shuts down: each socket is closed as soon as its calls are answered, so that its servers move."""
-        for key in moving:
-            self.await_move(*key)
         self._is_leaving = True
-        for link in list(self._links):
-            if link.announced is None:
+        links = [link for link in self._links if link.announced is None]
+        self._background.spawn("servers that move", self._move_away(list(moving), links))
+
+    async def _move_away(self, moving: Sequence[tuple[str, str]], links: Sequence[DialInLink]) -> None:
+        """A server takes 40 µs, so thousands are not done in one turn of the event loop."""
+        for start in range(0, len(moving), MOVE_AT_ONCE_MAX):
+            for key in moving[start : start + MOVE_AT_ONCE_MAX]:
+                self.await_move(*key)
+            await pause()
+        for start in range(0, len(links), MOVE_AT_ONCE_MAX):
+            for link in links[start : start + MOVE_AT_ONCE_MAX]:
                 link.leaves()
-        self._background.spawn("servers that move", self._close_idle())
+            await pause()
+        await self._close_idle()
 
     async def _close_idle(self) -> None:
         words = "the hub is shutting down"
         while True:
-            links = [link for link in self._links if link.announced is None and not link.is_muxed]
+            links = [link for link in self._links if link.announced is None]
             if not (links or self._hosts):
                 return
             # Also of calls that have asked their caller something, and have no request at the server meanwhile.
             calls = (each for each in self._hub.deadlines.pending() if isinstance(each, InFlight))
             busy: set[object] = {inflight.link for inflight in calls}
-            for host in [host for host in self._hosts if busy.isdisjoint(host.links())][:MOVE_AT_ONCE_MAX]:
+            idle = [host for host in self._hosts if busy.isdisjoint(host.links())]
+            # On a socket with a call the other servers leave by themselves: their client opens another one for them.
+            busy.update(link for host in idle for link in host.links())
+            for host in idle[:MOVE_AT_ONCE_MAX]:
                 host.close(RESTARTING, words)
             for link in [link for link in links if link not in busy][:MOVE_AT_ONCE_MAX]:
                 link.end(RESTARTING, words, words)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import re
 import weakref
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialin import registry as module
 from isthmus.upstream.dialin.link import DialInLink
-from isthmus.upstream.dialin.registry import DialInRegistry
+from isthmus.upstream.dialin.registry import MOVE_AT_ONCE_MAX, DialInRegistry
 from isthmus.upstream.dialin.server import REPLACED
 from isthmus.upstream.dialin.server_names import NameRules
 from isthmus.upstream.dialin.settings import DialInSettings
@@ -1032,3 +1033,57 @@ async def test_a_hub_that_leaves_keeps_a_socket_whose_server_has_asked_a_caller(
         server.answer(server.calls()[1]["id"])
         assert text_of(listener) == "done"
         await until(lambda: bool(server.closed))
+
+
+async def test_a_hub_that_leaves_lets_few_of_its_servers_go_in_one_turn_of_the_loop() -> None:
+    async with scene(DialInSettings(max_servers=1_000)) as at:
+        servers = [Dialler(f"s{number}") for number in range(2 * MOVE_AT_ONCE_MAX + 1)]
+        for server in servers:
+            at.dial(server)
+        await at.quiet()
+        at.book.leave([("kitchen", server.name or "") for server in servers])
+        counts = [0]
+        while counts[-1] < len(servers):
+            await asyncio.sleep(0)
+            counts.append(sum(cast("DialInLink", server.receiver).is_leaving for server in servers))
+        assert max(now - before for before, now in pairwise(counts)) <= MOVE_AT_ONCE_MAX
+
+
+async def test_no_call_waits_for_a_server_that_moves_once_the_hub_waits_no_longer() -> None:
+    async with scene(DialInSettings(grace=60.0)) as at:
+        await at.agent_server(Dialler())
+        agent_server = at.book.roster("kitchen").agent_server("clock")
+        assert agent_server is not None
+        at.book.leave([("kitchen", "clock")])
+        await until(lambda: at.servers() == {"kitchen_clock": "away"})
+        at.hub.stop_waiting("the hub is shutting down")
+        at.book.await_move("kitchen", "clock")  # another node leaves, too
+        at.book._end_move(agent_server)
+        _, listener = at.start("kitchen_clock.now")
+        assert isinstance(listener.fault, NotConnected)
+
+
+async def test_a_long_call_on_a_shared_socket_does_not_keep_the_other_servers_from_moving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("isthmus.upstream.base_link.PROBE_SECONDS", 0.02)  # they do not say whether they are modern
+    async with scene() as at:
+        busy, idle = Shared(), Shared()
+        busy.open(at.book)
+        await at.quiet()
+        idle.servers = {b"1": Dialler("three")}
+        idle.open(at.book)
+        await at.quiet()
+        busy.servers[b"1"].holds_calls = True
+        _, listener = at.start("kitchen_one.now")
+        await until(lambda: len(busy.servers[b"1"].calls()) == 1)
+        at.book.leave([])
+        await until(lambda: bool(idle.closed))
+        await until(lambda: any("closed" in message for message in busy.messages))
+        assert [message["closed"] for message in busy.messages if "closed" in message] == [2]
+        assert not busy.closed
+        assert not any("closed" in message for message in idle.messages), "its socket is closed as a whole"
+        busy.servers[b"1"].answer(busy.servers[b"1"].calls()[0]["id"])
+        assert text_of(listener) == "done"
+        await until(lambda: bool(busy.closed))
+        assert idle.closed == busy.closed == [(1012, "the hub is shutting down")]
