@@ -12,8 +12,7 @@ import builtins
 import hashlib
 import keyword
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +33,9 @@ LITERALS_MAX = 60
 """The bounds of one signature; what is beyond them is `Any`."""
 
 SUMMARY_LENGTH_MAX = 160
+
+NUMBER_BYTES = 3
+"""The digest that tells tools apart whose names would be equal; longer where these digests are equal, too."""
 
 _RESERVED: Final = frozenset(dir(builtins)) | {
     *keyword.kwlist,
@@ -56,8 +58,17 @@ _PLAIN: Final = {
 def python_names(exposed: Iterable[str]) -> dict[str, str]:
     """The Python name of each tool, by its exposed name. Tools whose names would be equal get six hex digits more."""
     spelled = {name: _spelled(name) for name in exposed}
-    taken = Counter(spelled.values())
-    return {name: spelling if taken[spelling] == 1 else _numbered(name, spelling) for name, spelling in spelled.items()}
+    alike: dict[str, list[str]] = {}
+    for name, spelling in spelled.items():
+        alike.setdefault(spelling, []).append(name)
+    waiting = [spelling for spelling, names in alike.items() if len(names) > 1]
+    while waiting:
+        spelling = waiting.pop()
+        for name, numbered in _numbered(alike.pop(spelling, ()), spelling):
+            spelled[name] = numbered
+            if numbered in alike:  # a server may call a tool so, to be called instead
+                waiting.append(numbered)
+    return spelled
 
 
 def _spelled(name: str) -> str:
@@ -68,9 +79,16 @@ def _spelled(name: str) -> str:
     return f"{spelling}_" if spelling in _RESERVED else spelling
 
 
-def _numbered(name: str, spelling: str) -> str:
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
-    return f"{spelling}_{digest}"
+def _numbered(names: Collection[str], spelling: str) -> list[tuple[str, str]]:
+    """Different names for tools of one spelling."""
+    size = NUMBER_BYTES
+    while True:
+        digests = [
+            hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest() for name in names
+        ]
+        if len(set(digests)) == len(digests):
+            return [(name, f"{spelling}_{digest}") for name, digest in zip(names, digests, strict=True)]
+        size += 1
 
 
 def words_in(script: str) -> frozenset[str]:
@@ -101,7 +119,7 @@ class _Signature:
         returned = "Any"
         output = _decoded(definition.get("outputSchema"))
         if output:
-            self._root = output
+            self._root, self._refs = output, {}
             returned = self._type(output, "Result", 0)
         summary = _summary(definition.get("description"))
         said = f"{_quoted(exposed)}{': ' if summary else ''}{summary}"
