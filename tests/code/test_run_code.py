@@ -334,6 +334,26 @@ async def test_the_audit_log_has_each_call_with_the_script_that_made_it(hub: Cod
         await eventually(is_recorded, "the call is in the audit log with its script")
 
 
+@pytest.mark.parametrize("character", ["a", "ü", "😀"])
+async def test_what_a_script_prints_is_bounded_in_bytes(hub: CodeHub, character: str) -> None:
+    async with hub.raw() as raw:
+        printed = (await run(raw, f"print('{character}' * 20_000)"))["structuredContent"]["printed"]
+    kept, _, note = printed.partition("\n")
+    assert set(kept) == {character}
+    assert 20_000 - 4 < len(kept.encode()) <= 20_000
+    assert "output_bytes" in note
+
+
+async def test_a_script_that_has_printed_exactly_as_much_as_it_may_is_told_that_more_is_cut(hub: CodeHub) -> None:
+    code = "print('a' * 19_999)\nawait shop_add(a=1, b=2)\n"
+    async with hub.raw() as raw:
+        exact = (await run(raw, code))["structuredContent"]["printed"]
+        more = (await run(raw, f"{code}print('more')"))["structuredContent"]["printed"]
+    assert exact == "a" * 19_999 + "\n"
+    assert more.startswith(exact)
+    assert "output_bytes" in more
+
+
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 

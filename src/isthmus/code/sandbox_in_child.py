@@ -326,7 +326,7 @@ class ScriptThread:
         self._respond = respond
         self._answers: queue.SimpleQueue[AnswerCall | None] = queue.SimpleQueue()
         self._printed: list[str] = [source.printed] if source.printed else []
-        self._printed_bytes = len(source.printed)
+        self._printed_bytes = len(source.printed.encode("utf-8", "replace"))
         self._calls: list[ScriptCall] = []
         self._calls_bytes = 0
         self._count = source.count
@@ -486,11 +486,14 @@ class ScriptThread:
     def _print(self, stream: str, text: str) -> None:
         """Keep what the script prints, up to the limit; the rest is dropped and said to be."""
         room = self._settings.output_bytes - self._printed_bytes
-        if room <= 0:
+        if room < 0:  # it was cut
             self._left.wait(DROPPED_SECONDS)
             return
-        self._printed_bytes += len(text)
-        self._printed.append(text if len(text) <= room else f"{text[:room]}\n… the rest was cut (output_bytes)\n")
+        written = text.encode("utf-8", "replace")
+        self._printed_bytes += len(written)
+        if len(written) > room:
+            text = f"{written[:room].decode('utf-8', 'ignore')}\n… the rest was cut (output_bytes)\n"
+        self._printed.append(text)
 
     def _returned(self, value: object) -> ScriptEnd:
         try:
