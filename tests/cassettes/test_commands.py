@@ -286,6 +286,18 @@ async def test_rules_of_the_server_are_applied_before_recording(tmp_path: Path) 
             assert '"81"' in (await client.call_tool("odd.square", {"n": 9})).model_dump_json()
 
 
+async def test_arguments_that_the_hub_adds_to_a_call_by_call_tool_are_not_recorded(tmp_path: Path) -> None:
+    rules = {"defaults": {"square": {"ms": 0}}}
+    config = write_config(tmp_path, {"odd": {**odd_server(), **rules}}, hub={"expose": "search"}, limits=PATIENT)
+    for words in (("record", "--config", str(config)), ("replay",)):
+        hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])
+        async with hub as process, client_over_http(process.url) as client:
+            answer = await client.call_tool("call_tool", {"name": "odd.square", "arguments": {"n": 9}})
+            assert '"81"' in answer.model_dump_json()
+    lines = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+    assert [line["arguments"] for line in lines if "call" in line] == [{"n": 9}]
+
+
 async def test_a_killed_hub_leaves_the_cassette_as_it_was(tmp_path: Path) -> None:
     await record_calls(tmp_path, ("odd.square", SQUARES[0]))
     before = (tmp_path / "calls.jsonl").read_bytes()
