@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -332,6 +333,14 @@ async def test_the_audit_log_has_each_call_with_the_script_that_made_it(hub: Cod
             return any(record["record"].get("script") == script for record in records)
 
         await eventually(is_recorded, "the call is in the audit log with its script")
+
+
+@pytest.mark.parametrize("more", ["", ", 'level': 3"])
+async def test_arguments_whose_names_are_not_pythons_are_given_as_a_dictionary(hub: CodeHub, more: str) -> None:
+    given = f"{{'its-id': 'a'{more}}}"
+    assert await returned(hub, f"await shop_mark(\n    **{given}\n)") == json.dumps(ast.literal_eval(given))
+    told = await refused(hub, "await shop_mark(**{'its-id': 'a', 'level': 'high'})")
+    assert "executed: no" in told["message"]
 
 
 @pytest.mark.parametrize("character", ["a", "ü", "😀"])

@@ -30,7 +30,7 @@ from isthmus.code.signatures import HEADER, signature
 from isthmus.code.type_check import real_errors
 
 if TYPE_CHECKING:
-    from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, SyncSnapshot
+    from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, MontyTypingError, SyncSnapshot
 
 CALL: Final = "_call"
 """The only function of the host. A script may use it as well: the hub checks every call in any case."""
@@ -365,7 +365,7 @@ class ScriptThread:
             session = worker.checkout(**self._checkout()).__enter__()
             return self._drive(session)
         except monty.MontyTypingError as error:
-            return self._end("refused", message=_cut("\n".join(real_errors(error.display(), self._source.stubs()))))
+            return self._end("refused", message=_cut("\n".join(self._errors(error))))
         except monty.MontySyntaxError as error:
             return self._end("refused", message=_cut(_without_prelude(error.display())))
         except monty.MontyCrashedError as error:
@@ -429,9 +429,12 @@ class ScriptThread:
         try:
             return session.feed_start(self._source.code, print_callback=self._print)
         except monty.MontyTypingError as found:
-            if real_errors(found.display(), self._source.stubs()):
+            if self._errors(found):
                 raise
         return session.feed_start(self._source.code, print_callback=self._print, skip_type_check=True)
+
+    def _errors(self, found: MontyTypingError) -> list[str]:
+        return real_errors(found.display(), self._source.stubs(), self._source.code)
 
     def _os_call(self, step: FunctionSnapshot) -> SyncSnapshot:
         """Answer a call of the system: only sleeping is allowed; no files, no variables, nothing else."""

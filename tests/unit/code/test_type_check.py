@@ -51,7 +51,7 @@ def found(expected: str, found: str) -> str:
     ],
 )
 def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) -> None:
-    assert real_errors(found(expected, given), COMPARED) == []
+    assert real_errors(found(expected, given), COMPARED, "") == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) 
 )
 def test_type_errors_that_are_invalid_json_stay(expected: str, given: str) -> None:
     line = found(expected, given)
-    assert real_errors(line, COMPARED) == [line]
+    assert real_errors(line, COMPARED, "") == [line]
 
 
 def test_other_errors_stay_and_warnings_go() -> None:
@@ -89,4 +89,10 @@ def test_other_errors_stay_and_warnings_go() -> None:
         found("list[ToolItemsItem]", "list[dict[str, str]]"),
         "script.py:1:21: error[missing-typed-dict-key] Missing required key 'item' in TypedDict `Item` constructor",
     ]
-    assert real_errors("\n".join(lines), COMPARED) == lines[2:]
+    assert real_errors("\n".join(lines), COMPARED, "") == lines[2:]
+
+
+def test_arguments_that_are_given_as_a_dictionary_are_left_to_the_hub() -> None:
+    wrong = found("int", "str")
+    assert real_errors(wrong, COMPARED, "**{'no-name': 'x'}") == []
+    assert real_errors(wrong, COMPARED, "{'no-name': 'x'}") == [wrong]
