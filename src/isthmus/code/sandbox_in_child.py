@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER, signature
+from isthmus.code.signatures import HEADER, signatures
 from isthmus.code.type_check import real_errors
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ScriptSource(msgspec.Struct, frozen=True, array_like=True):
 
     def stubs(self) -> str:
         """The signatures of the tools."""
-        return "\n".join([HEADER, *(signature(each.name, each.exposed, _raw(each.definition)) for each in self.tools)])
+        return signatures((each.name, each.exposed, _raw(each.definition)) for each in self.tools)
 
 
 def _raw(members: Mapping[str, bytes]) -> dict[str, Raw]:

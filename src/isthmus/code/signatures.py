@@ -20,7 +20,8 @@ from msgspec import Raw
 
 from isthmus.model.hidden_characters import CONTROL, INVISIBLE
 
-HEADER = "from typing import Any, Literal, NotRequired, TypedDict\n"
+_USED: Final = ("Any", "Literal", "NotRequired", "TypedDict")
+HEADER = f"from typing import {', '.join(_USED)}\n"
 """What the signatures use."""
 
 SCHEMA_BYTES_MAX = 64 * 1024
@@ -40,7 +41,8 @@ NUMBER_BYTES = 3
 _RESERVED: Final = frozenset(dir(builtins)) | {
     *keyword.kwlist,
     *keyword.softkwlist,
-    *("Any", "Literal", "NotRequired", "TypedDict", "asyncio", "json", "math", "re", "datetime", "time", "typing"),
+    *_USED,
+    *("asyncio", "json", "math", "re", "datetime", "time", "typing"),
 }
 """Names that a tool must not hide."""
 
@@ -96,19 +98,27 @@ def words_in(script: str) -> frozenset[str]:
     return frozenset(_WORDS.findall(script))
 
 
-def signature(name: str, exposed: str, definition: Mapping[str, Raw]) -> str:
-    """The stub of one tool: its classes, and an `async def` with keyword-only arguments."""
-    return _Signature(name).write(exposed, definition)
+def signatures(tools: Iterable[tuple[str, str, Mapping[str, Raw]]]) -> str:
+    """The stubs of tools, each with its Python name, its exposed name and its definition.
+
+    A stub is an `async def` with keyword-only arguments, below its classes. No two classes have one name: the type
+    checker would take each of them for either.
+    """
+    listed = list(tools)
+    taken = {*_USED, *(name for name, _, _ in listed)}
+    return "\n".join([HEADER, *(_Signature(name, taken).write(exposed, given) for name, exposed, given in listed)])
 
 
 class _Signature:
     """Writes one signature."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, taken: set[str]) -> None:
+        """`taken` are the names that no class may have; those of its own are added."""
         self._name = name
         self._prefix = "".join(part[:1].upper() + part[1:] for part in _PARTS.findall(name)) or "Tool"
         self._classes: list[str] = []
-        self._class_names: set[str] = set()
+        self._taken = taken
+        self._class_count = 0
         self._refs: dict[str, str] = {}
         """The class of each `$ref` that has one: a schema may contain itself."""
         self._nodes = 0
@@ -176,7 +186,7 @@ class _Signature:
         others = schema.get("additionalProperties")
         if not isinstance(properties, dict) or not properties:
             return f"dict[str, {self._type(others, f'{path}Value', depth + 1) if isinstance(others, dict) else 'Any'}]"
-        if others or len(self._class_names) >= CLASSES_MAX or len(properties) > NODES_MAX:
+        if others or self._class_count >= CLASSES_MAX or len(properties) > NODES_MAX:
             return "dict[str, Any]"
         name = name or self._class_name(path)
         required = _names_in(schema.get("required"))
@@ -194,10 +204,11 @@ class _Signature:
     def _class_name(self, path: str) -> str:
         name = wanted = f"{self._prefix}{path}"[:80]
         number = 1
-        while name in self._class_names:
+        while name in self._taken:
             number += 1
             name = f"{wanted}{number}"
-        self._class_names.add(name)
+        self._taken.add(name)
+        self._class_count += 1
         return name
 
     def _referred(self, reference: str, depth: int) -> str:
@@ -208,7 +219,7 @@ class _Signature:
             return "Any"
         path = _camel(reference.rsplit("/", 1)[-1])
         if found.get("type") == "object" and isinstance(found.get("properties"), dict) and found["properties"]:
-            if found.get("additionalProperties") or len(self._class_names) >= CLASSES_MAX:
+            if found.get("additionalProperties") or self._class_count >= CLASSES_MAX:
                 return "dict[str, Any]"
             name = self._refs[reference] = self._class_name(path)
             return self._object(found, path, depth + 1, name)

@@ -102,6 +102,10 @@ class _Comparison:
 
     def _is_named(self, name: str, expected: ast.expr) -> bool:
         match expected:
+            case ast.Subscript(value=ast.Name(id="Literal"), slice=values):
+                # The checker forgets which texts and numbers a list, a function or a result can have.
+                kinds = {type(each.value).__name__ for each in _elements(values) if isinstance(each, ast.Constant)}
+                return ("str" if name == "LiteralString" else name) in kinds
             case ast.Name(id=wanted):
                 return name == wanted or (name, wanted) in _WIDER or self._is_class(name, wanted)
             case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, wanted_value])):

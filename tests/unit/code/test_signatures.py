@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, signature, words_in
+from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, signatures, words_in
 
 
 def stub(schema: Any, output: Any = None, description: str = "") -> str:
@@ -16,9 +16,9 @@ def stub(schema: Any, output: Any = None, description: str = "") -> str:
     if output is not None:
         definition["outputSchema"] = output
     members = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in definition.items()}
-    written = signature("tool", "s.tool", members)
-    ast.parse(HEADER + written)
-    return written
+    written = signatures([("tool", "s.tool", members)])
+    ast.parse(written)
+    return written.removeprefix(HEADER)
 
 
 def argument(schema: Any, **more: Any) -> str:
@@ -115,3 +115,13 @@ def test_no_tool_can_take_the_python_name_of_another() -> None:
     assert len(set(names.values())) == len(names)
     # Found by trying: their digests begin alike.
     assert len(set(python_names(["a\u221c=b", "a\u230f[b"]).values())) == 2
+
+
+def test_no_two_classes_have_one_name() -> None:
+    item = {"type": "object", "properties": {"x": {"type": "string"}}}
+    nested = {"type": "object", "properties": {"name": item, "list_name": item, "dict": item}}
+    members = {"inputSchema": msgspec.Raw(msgspec.json.encode(nested))}
+    names = ["get_user", "getUser", "get_user_list", "typed", "GetUserName"]
+    written = ast.parse(signatures((name, name, members) for name in names))
+    made = [each.name for each in written.body if isinstance(each, ast.ClassDef | ast.AsyncFunctionDef)]
+    assert len({*made, "TypedDict"}) == 4 * len(names) + 1

@@ -48,6 +48,10 @@ def found(expected: str, found: str) -> str:
         ("list[Literal['a', 'b']]", 'list[Literal["a"]]'),
         ("list[str]", 'list[Literal["a"]]'),
         ("list[None]", "list[None]"),
+        ("Literal['a', 'b']", "str"),
+        ("Literal['a', 'b']", "LiteralString"),
+        ("Literal['a', 1] | None", "str | int | None"),
+        ("list[Literal['a', 'b']]", "list[str]"),
     ],
 )
 def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) -> None:
@@ -72,6 +76,8 @@ def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) 
         ("dict[str, str]", "list[str]"),
         ("list[Literal['a', 'b']]", 'list[Literal["c"]]'),
         ("list[str]", "list[Literal[Color.RED]]"),
+        ("Literal['a']", "int"),
+        ("Literal['a', 1]", "str | None"),
         ("list[str]", "<class 'str'>"),
         ("list[str]", "list[str].append"),
         ("list[str]", "list[" * 300 + "]" * 300),
