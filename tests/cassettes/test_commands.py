@@ -178,6 +178,16 @@ async def test_secrets_of_the_server_and_of_arguments_are_not_in_the_file_and_ca
         await client.call_tool("odd.tells", {})
 
 
+async def test_a_value_of_the_environment_may_be_a_word_of_json(tmp_path: Path) -> None:
+    (tmp_path / "odd.env").write_text("DEBUG=true\nPORT=8080\n")
+    config = write_config(tmp_path, {"odd": {**odd_server(), "env_file": "odd.env"}}, limits=PATIENT)
+    for words in (("record", "--config", str(config)), ("replay",)):
+        hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])
+        async with hub as process, client_over_http(process.url) as client:
+            assert (await client.call_tool("odd.fails", {})).is_error
+            await client.call_tool("odd.square", {"n": 8080, "ms": 0})
+
+
 async def test_an_answer_that_differs_is_refused_in_strict_mode_only(tmp_path: Path) -> None:
     async with recording(tmp_path) as url, teed_client(url, "legacy") as (client, _):
         await client.call_tool("odd.asks", {})

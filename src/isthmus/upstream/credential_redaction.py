@@ -40,6 +40,8 @@ AHEAD_BYTES = 16_384
 """A secret that begins in the wanted part of a text and ends behind it is found if it is at most so long."""
 
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_VALUE = re.compile(_TEXT.pattern + r"|-?[0-9][0-9.eE+-]*", re.DOTALL)
+"""A text or a number."""
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
 
@@ -89,6 +91,17 @@ def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
 def redact_whole(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
     """A whole JSON text without the credentials, wherever they are; for a thread, it may have megabytes."""
     text = redact_beginning(payload, redact, len(memoryview(payload)))
+    try:
+        json.loads(text)
+    except ValueError:  # a credential is also a number there, or a word of JSON, as `true` is
+
+        def without(found: re.Match[str]) -> str:
+            is_number = not found[0].startswith('"')
+            said: str = found[0] if is_number else json.loads(found[0])
+            hidden = redact(said)
+            return found[0] if hidden == said else json.dumps(MARK if is_number else hidden, ensure_ascii=False)
+
+        text = _VALUE.sub(without, bytes(payload).decode("utf-8", "replace"))
     return msgspec.Raw(text.encode("utf-8", "surrogatepass"))
 
 
