@@ -178,8 +178,8 @@ async def test_secrets_of_the_server_and_of_arguments_are_not_in_the_file_and_ca
         await client.call_tool("odd.tells", {})
 
 
-async def test_a_value_of_the_environment_may_be_a_word_of_json(tmp_path: Path) -> None:
-    (tmp_path / "odd.env").write_text("DEBUG=true\nPORT=8080\n")
+async def test_a_value_of_the_environment_may_be_a_word_of_json_or_of_the_protocol(tmp_path: Path) -> None:
+    (tmp_path / "odd.env").write_text("DEBUG=true\nPORT=8080\nFORMAT=text\nKIND=object\n")
     config = write_config(tmp_path, {"odd": {**odd_server(), "env_file": "odd.env"}}, limits=PATIENT)
     for words in (("record", "--config", str(config)), ("replay",)):
         hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])

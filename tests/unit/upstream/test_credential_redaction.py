@@ -113,7 +113,7 @@ def test_a_text_may_be_cut_anywhere(value: object, length: int, ahead: int) -> N
         ('{"isError":true,"a":"true"}', {"isError": True, "a": "***"}),
         (
             '{"a":null,"b":[4711,1471100,-4711.5e1,1],"4711":"x4711"}',
-            {"a": None, "b": ["***"] * 3 + [1], "***": "x***"},
+            {"a": None, "b": ["***"] * 3 + [1], "4711": "x***"},
         ),
         ('{"a":"\\u0034711","b":4711}', {"a": "***", "b": "***"}),
         ('{"a":"4711"}', {"a": "***"}),
@@ -121,6 +121,6 @@ def test_a_text_may_be_cut_anywhere(value: object, length: int, ahead: int) -> N
 )
 def test_a_whole_text_stays_json_where_a_credential_is_a_word_or_a_number(received: str, shown: object) -> None:
     def redact(text: str) -> str:
-        return text.replace("true", "***").replace("null", "***").replace("4711", "***")
+        return text.replace("true", "***").replace("null", "***").replace("text", "***").replace("4711", "***")
 
     assert json.loads(bytes(redact_whole(msgspec.Raw(received.encode()), redact))) == shown
