@@ -178,6 +178,16 @@ async def test_secrets_of_the_server_and_of_arguments_are_not_in_the_file_and_ca
         await client.call_tool("odd.tells", {})
 
 
+async def test_a_value_of_the_environment_may_be_a_word_of_json_or_of_the_protocol(tmp_path: Path) -> None:
+    (tmp_path / "odd.env").write_text("DEBUG=true\nPORT=8080\nFORMAT=text\nKIND=object\n")
+    config = write_config(tmp_path, {"odd": {**odd_server(), "env_file": "odd.env"}}, limits=PATIENT)
+    for words in (("record", "--config", str(config)), ("replay",)):
+        hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])
+        async with hub as process, client_over_http(process.url) as client:
+            assert (await client.call_tool("odd.fails", {})).is_error
+            await client.call_tool("odd.square", {"n": 8080, "ms": 0})
+
+
 async def test_an_answer_that_differs_is_refused_in_strict_mode_only(tmp_path: Path) -> None:
     async with recording(tmp_path) as url, teed_client(url, "legacy") as (client, _):
         await client.call_tool("odd.asks", {})
@@ -284,6 +294,18 @@ async def test_rules_of_the_server_are_applied_before_recording(tmp_path: Path) 
         async with hub as process, client_over_http(process.url) as client:
             assert [tool.name for tool in (await client.list_tools()).tools if "odd" in tool.name] == ["odd.square"]
             assert '"81"' in (await client.call_tool("odd.square", {"n": 9})).model_dump_json()
+
+
+async def test_arguments_that_the_hub_adds_to_a_call_by_call_tool_are_not_recorded(tmp_path: Path) -> None:
+    rules = {"defaults": {"square": {"ms": 0}}}
+    config = write_config(tmp_path, {"odd": {**odd_server(), **rules}}, hub={"expose": "search"}, limits=PATIENT)
+    for words in (("record", "--config", str(config)), ("replay",)):
+        hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])
+        async with hub as process, client_over_http(process.url) as client:
+            answer = await client.call_tool("call_tool", {"name": "odd.square", "arguments": {"n": 9}})
+            assert '"81"' in answer.model_dump_json()
+    lines = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+    assert [line["arguments"] for line in lines if "call" in line] == [{"n": 9}]
 
 
 async def test_a_killed_hub_leaves_the_cassette_as_it_was(tmp_path: Path) -> None:

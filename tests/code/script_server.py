@@ -43,6 +43,7 @@ TOOLS: list[dict[str, Any]] = [
         "inputSchema": schema(("orders",), orders={"type": "array", "items": ORDER}, speed={"enum": ["slow", "fast"]}),
     },
     {"name": "pay", "inputSchema": schema(nonce=TEXT)},
+    {"name": "mark", "inputSchema": schema(("its-id",), **{"its-id": TEXT}, level=NUMBER)},
     {"name": "hold", "inputSchema": schema(nonce=TEXT)},
     {"name": "fail", "inputSchema": schema(why=TEXT)},
     {"name": "large", "inputSchema": schema(bytes=NUMBER)},
@@ -122,7 +123,7 @@ def call(id: Any, params: dict[str, Any], ledger: int) -> None:
         case "hold":
             return
         case _:
-            answer(id, text(json.dumps(given) if name == "order" else nonce))
+            answer(id, text(json.dumps(given) if name in ("order", "mark") else nonce))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -332,6 +333,34 @@ async def test_the_audit_log_has_each_call_with_the_script_that_made_it(hub: Cod
             return any(record["record"].get("script") == script for record in records)
 
         await eventually(is_recorded, "the call is in the audit log with its script")
+
+
+@pytest.mark.parametrize("more", ["", ", 'level': 3"])
+async def test_arguments_whose_names_are_not_pythons_are_given_as_a_dictionary(hub: CodeHub, more: str) -> None:
+    given = f"{{'its-id': 'a'{more}}}"
+    assert await returned(hub, f"await shop_mark(\n    **{given}\n)") == json.dumps(ast.literal_eval(given))
+    told = await refused(hub, "await shop_mark(**{'its-id': 'a', 'level': 'high'})")
+    assert "executed: no" in told["message"]
+
+
+@pytest.mark.parametrize("character", ["a", "ü", "😀"])
+async def test_what_a_script_prints_is_bounded_in_bytes(hub: CodeHub, character: str) -> None:
+    async with hub.raw() as raw:
+        printed = (await run(raw, f"print('{character}' * 20_000)"))["structuredContent"]["printed"]
+    kept, _, note = printed.partition("\n")
+    assert set(kept) == {character}
+    assert 20_000 - 4 < len(kept.encode()) <= 20_000
+    assert "output_bytes" in note
+
+
+async def test_a_script_that_has_printed_exactly_as_much_as_it_may_is_told_that_more_is_cut(hub: CodeHub) -> None:
+    code = "print('a' * 19_999)\nawait shop_add(a=1, b=2)\n"
+    async with hub.raw() as raw:
+        exact = (await run(raw, code))["structuredContent"]["printed"]
+        more = (await run(raw, f"{code}print('more')"))["structuredContent"]["printed"]
+    assert exact == "a" * 19_999 + "\n"
+    assert more.startswith(exact)
+    assert "output_bytes" in more
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from isthmus.code.sandbox_in_child import CALL, prelude
-from isthmus.code.signatures import HEADER, python_names, signature
+from isthmus.code.signatures import python_names, signatures
 from isthmus.transport.process_tree import descendants
 from tests.code.script_server import command
 from tests.conftest import Ledger, children
@@ -226,7 +226,7 @@ async def test_text_of_servers_does_not_become_code() -> None:
     for exposed, name in python_names(names).items():
         assert name.isidentifier()
         assert name not in ("class", "print", "__import__")
-        stub = HEADER + signature(name, exposed, definition)
+        stub = signatures([(name, exposed, definition)])
         # It compiles, and imports nothing but the header's own names.
         tree = compile(stub, "stub", "exec", dont_inherit=True)
         assert "os" not in tree.co_names

@@ -26,11 +26,11 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER, signature
+from isthmus.code.signatures import HEADER, signatures
 from isthmus.code.type_check import real_errors
 
 if TYPE_CHECKING:
-    from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, SyncSnapshot
+    from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, MontyTypingError, SyncSnapshot
 
 CALL: Final = "_call"
 """The only function of the host. A script may use it as well: the hub checks every call in any case."""
@@ -106,7 +106,7 @@ class ScriptSource(msgspec.Struct, frozen=True, array_like=True):
 
     def stubs(self) -> str:
         """The signatures of the tools."""
-        return "\n".join([HEADER, *(signature(each.name, each.exposed, _raw(each.definition)) for each in self.tools)])
+        return signatures((each.name, each.exposed, _raw(each.definition)) for each in self.tools)
 
 
 def _raw(members: Mapping[str, bytes]) -> dict[str, Raw]:
@@ -326,7 +326,7 @@ class ScriptThread:
         self._respond = respond
         self._answers: queue.SimpleQueue[AnswerCall | None] = queue.SimpleQueue()
         self._printed: list[str] = [source.printed] if source.printed else []
-        self._printed_bytes = len(source.printed)
+        self._printed_bytes = len(source.printed.encode("utf-8", "replace"))
         self._calls: list[ScriptCall] = []
         self._calls_bytes = 0
         self._count = source.count
@@ -365,7 +365,7 @@ class ScriptThread:
             session = worker.checkout(**self._checkout()).__enter__()
             return self._drive(session)
         except monty.MontyTypingError as error:
-            return self._end("refused", message=_cut("\n".join(real_errors(error.display(), self._source.stubs()))))
+            return self._end("refused", message=_cut("\n".join(self._errors(error))))
         except monty.MontySyntaxError as error:
             return self._end("refused", message=_cut(_without_prelude(error.display())))
         except monty.MontyCrashedError as error:
@@ -429,9 +429,12 @@ class ScriptThread:
         try:
             return session.feed_start(self._source.code, print_callback=self._print)
         except monty.MontyTypingError as found:
-            if real_errors(found.display(), self._source.stubs()):
+            if self._errors(found):
                 raise
         return session.feed_start(self._source.code, print_callback=self._print, skip_type_check=True)
+
+    def _errors(self, found: MontyTypingError) -> list[str]:
+        return real_errors(found.display(), self._source.stubs(), self._source.code)
 
     def _os_call(self, step: FunctionSnapshot) -> SyncSnapshot:
         """Answer a call of the system: only sleeping is allowed; no files, no variables, nothing else."""
@@ -486,11 +489,14 @@ class ScriptThread:
     def _print(self, stream: str, text: str) -> None:
         """Keep what the script prints, up to the limit; the rest is dropped and said to be."""
         room = self._settings.output_bytes - self._printed_bytes
-        if room <= 0:
+        if room < 0:  # it was cut
             self._left.wait(DROPPED_SECONDS)
             return
-        self._printed_bytes += len(text)
-        self._printed.append(text if len(text) <= room else f"{text[:room]}\n… the rest was cut (output_bytes)\n")
+        written = text.encode("utf-8", "replace")
+        self._printed_bytes += len(written)
+        if len(written) > room:
+            text = f"{written[:room].decode('utf-8', 'ignore')}\n… the rest was cut (output_bytes)\n"
+        self._printed.append(text)
 
     def _returned(self, value: object) -> ScriptEnd:
         try:

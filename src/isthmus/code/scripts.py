@@ -39,7 +39,7 @@ from isthmus.code.sandbox_in_hub import (
     library_version,
 )
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER, SCHEMA_BYTES_MAX, python_names, signature, words_in
+from isthmus.code.signatures import SCHEMA_BYTES_MAX, python_names, signatures, words_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
@@ -224,8 +224,7 @@ class ScriptTools(msgspec.Struct, frozen=True):
     def stubs(self, names: Sequence[str]) -> str:
         """The signatures of these tools."""
         routes = self.view.routes
-        written = [signature(name, self.exposed[name], routes[self.exposed[name]].feature.definition) for name in names]
-        return "\n".join([HEADER, *written])
+        return signatures((name, self.exposed[name], routes[self.exposed[name]].feature.definition) for name in names)
 
     def sources(self, names: Sequence[str]) -> tuple[ScriptTool, ...]:
         """What the sandbox needs to know of these tools."""
@@ -241,7 +240,7 @@ class ScriptTools(msgspec.Struct, frozen=True):
 
 
 def _signed_members(definition: Mapping[str, Raw]) -> dict[str, bytes]:
-    """The members that a signature is written from; `signature` reads no longer ones."""
+    """The members that a signature is written from; `signatures` reads no longer ones."""
     found = {name: memoryview(definition[name]) for name in SIGNED if name in definition}
     return {name: bytes(each) for name, each in found.items() if len(each) <= SCHEMA_BYTES_MAX}
 

@@ -12,8 +12,7 @@ import builtins
 import hashlib
 import keyword
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +20,8 @@ from msgspec import Raw
 
 from isthmus.model.hidden_characters import CONTROL, INVISIBLE
 
-HEADER = "from typing import Any, Literal, NotRequired, TypedDict\n"
+_USED: Final = ("Any", "Literal", "NotRequired", "TypedDict")
+HEADER = f"from typing import {', '.join(_USED)}\n"
 """What the signatures use."""
 
 SCHEMA_BYTES_MAX = 64 * 1024
@@ -35,10 +35,14 @@ LITERALS_MAX = 60
 
 SUMMARY_LENGTH_MAX = 160
 
+NUMBER_BYTES = 3
+"""The digest that tells tools apart whose names would be equal; longer where these digests are equal, too."""
+
 _RESERVED: Final = frozenset(dir(builtins)) | {
     *keyword.kwlist,
     *keyword.softkwlist,
-    *("Any", "Literal", "NotRequired", "TypedDict", "asyncio", "json", "math", "re", "datetime", "time", "typing"),
+    *_USED,
+    *("asyncio", "json", "math", "re", "datetime", "time", "typing"),
 }
 """Names that a tool must not hide."""
 
@@ -56,8 +60,17 @@ _PLAIN: Final = {
 def python_names(exposed: Iterable[str]) -> dict[str, str]:
     """The Python name of each tool, by its exposed name. Tools whose names would be equal get six hex digits more."""
     spelled = {name: _spelled(name) for name in exposed}
-    taken = Counter(spelled.values())
-    return {name: spelling if taken[spelling] == 1 else _numbered(name, spelling) for name, spelling in spelled.items()}
+    alike: dict[str, list[str]] = {}
+    for name, spelling in spelled.items():
+        alike.setdefault(spelling, []).append(name)
+    waiting = [spelling for spelling, names in alike.items() if len(names) > 1]
+    while waiting:
+        spelling = waiting.pop()
+        for name, numbered in _numbered(alike.pop(spelling, ()), spelling):
+            spelled[name] = numbered
+            if numbered in alike:  # a server may call a tool so, to be called instead
+                waiting.append(numbered)
+    return spelled
 
 
 def _spelled(name: str) -> str:
@@ -68,9 +81,16 @@ def _spelled(name: str) -> str:
     return f"{spelling}_" if spelling in _RESERVED else spelling
 
 
-def _numbered(name: str, spelling: str) -> str:
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
-    return f"{spelling}_{digest}"
+def _numbered(names: Collection[str], spelling: str) -> list[tuple[str, str]]:
+    """Different names for tools of one spelling."""
+    size = NUMBER_BYTES
+    while True:
+        digests = [
+            hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest() for name in names
+        ]
+        if len(set(digests)) == len(digests):
+            return [(name, f"{spelling}_{digest}") for name, digest in zip(names, digests, strict=True)]
+        size += 1
 
 
 def words_in(script: str) -> frozenset[str]:
@@ -78,19 +98,27 @@ def words_in(script: str) -> frozenset[str]:
     return frozenset(_WORDS.findall(script))
 
 
-def signature(name: str, exposed: str, definition: Mapping[str, Raw]) -> str:
-    """The stub of one tool: its classes, and an `async def` with keyword-only arguments."""
-    return _Signature(name).write(exposed, definition)
+def signatures(tools: Iterable[tuple[str, str, Mapping[str, Raw]]]) -> str:
+    """The stubs of tools, each with its Python name, its exposed name and its definition.
+
+    A stub is an `async def` with keyword-only arguments, below its classes. No two classes have one name: the type
+    checker would take each of them for either.
+    """
+    listed = list(tools)
+    taken = {*_USED, *(name for name, _, _ in listed)}
+    return "\n".join([HEADER, *(_Signature(name, taken).write(exposed, given) for name, exposed, given in listed)])
 
 
 class _Signature:
     """Writes one signature."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, taken: set[str]) -> None:
+        """`taken` are the names that no class may have; those of its own are added."""
         self._name = name
         self._prefix = "".join(part[:1].upper() + part[1:] for part in _PARTS.findall(name)) or "Tool"
         self._classes: list[str] = []
-        self._class_names: set[str] = set()
+        self._taken = taken
+        self._class_count = 0
         self._refs: dict[str, str] = {}
         """The class of each `$ref` that has one: a schema may contain itself."""
         self._nodes = 0
@@ -101,7 +129,7 @@ class _Signature:
         returned = "Any"
         output = _decoded(definition.get("outputSchema"))
         if output:
-            self._root = output
+            self._root, self._refs = output, {}
             returned = self._type(output, "Result", 0)
         summary = _summary(definition.get("description"))
         said = f"{_quoted(exposed)}{': ' if summary else ''}{summary}"
@@ -158,7 +186,7 @@ class _Signature:
         others = schema.get("additionalProperties")
         if not isinstance(properties, dict) or not properties:
             return f"dict[str, {self._type(others, f'{path}Value', depth + 1) if isinstance(others, dict) else 'Any'}]"
-        if others or len(self._class_names) >= CLASSES_MAX or len(properties) > NODES_MAX:
+        if others or self._class_count >= CLASSES_MAX or len(properties) > NODES_MAX:
             return "dict[str, Any]"
         name = name or self._class_name(path)
         required = _names_in(schema.get("required"))
@@ -176,10 +204,11 @@ class _Signature:
     def _class_name(self, path: str) -> str:
         name = wanted = f"{self._prefix}{path}"[:80]
         number = 1
-        while name in self._class_names:
+        while name in self._taken:
             number += 1
             name = f"{wanted}{number}"
-        self._class_names.add(name)
+        self._taken.add(name)
+        self._class_count += 1
         return name
 
     def _referred(self, reference: str, depth: int) -> str:
@@ -190,7 +219,7 @@ class _Signature:
             return "Any"
         path = _camel(reference.rsplit("/", 1)[-1])
         if found.get("type") == "object" and isinstance(found.get("properties"), dict) and found["properties"]:
-            if found.get("additionalProperties") or len(self._class_names) >= CLASSES_MAX:
+            if found.get("additionalProperties") or self._class_count >= CLASSES_MAX:
                 return "dict[str, Any]"
             name = self._refs[reference] = self._class_name(path)
             return self._object(found, path, depth + 1, name)

@@ -10,31 +10,41 @@ import re
 from typing import Final
 
 _WRONG_ARGUMENT: Final = re.compile(
-    r".*: error\[invalid-argument-type\] Argument .* is incorrect: Expected `([^`]*)`, found `([^`]*)`"
+    r"[^:]*:(\d+):(\d+): error\[invalid-argument-type\] "
+    r"Argument .* is incorrect: Expected `([^`]*)`, found `([^`]*)`"
 )
 _WIDER: Final = {("bool", "int"), ("bool", "float"), ("int", "float")}
 COMPARED_MAX = 2_000
 """Types that are compared for one script; beyond that its errors stay errors."""
 
 
-def real_errors(found: str, stubs: str) -> list[str]:
+def real_errors(found: str, stubs: str, code: str) -> list[str]:
     """The errors of a script among what the type checker found, one line each.
 
     To the checker, a list or dictionary that was put into a variable before the call is of a type of its own: neither
     `list[dict[str, str]]` nor `list[Row]` is a `list[Item]`, since the tool could put something else into it. A call
     only sends JSON, so such an argument is compared part by part. A `dict[str, str]` may be an `Item` if no value is of
     a wrong type, and each required member could be among them; the hub checks the arguments themselves before the call.
+    Arguments that are given as `**values` have one type for all, which says nothing about each.
     """
     errors = [line for line in found.splitlines() if ": error[" in line]
+    lines = code.split("\n")
     compared: _Comparison | None = None
     real: list[str] = []
     for line in errors:
         if (wrong := _WRONG_ARGUMENT.fullmatch(line)) is not None:
+            if _text_at(lines, int(wrong[1]), int(wrong[2])).startswith("**"):
+                continue
             compared = compared or _Comparison(stubs)
-            if compared.may_be(wrong[2], wrong[1]):
+            if compared.may_be(wrong[4], wrong[3]):
                 continue
         real.append(line)
     return real
+
+
+def _text_at(lines: list[str], line: int, column: int) -> str:
+    """What a line has from a column on; both are counted from 1."""
+    return lines[line - 1][column - 1 :] if line <= len(lines) else ""
 
 
 class _Comparison:
@@ -92,6 +102,10 @@ class _Comparison:
 
     def _is_named(self, name: str, expected: ast.expr) -> bool:
         match expected:
+            case ast.Subscript(value=ast.Name(id="Literal"), slice=values):
+                # The checker forgets which texts and numbers a list, a function or a result can have.
+                kinds = {type(each.value).__name__ for each in _elements(values) if isinstance(each, ast.Constant)}
+                return ("str" if name == "LiteralString" else name) in kinds
             case ast.Name(id=wanted):
                 return name == wanted or (name, wanted) in _WIDER or self._is_class(name, wanted)
             case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, wanted_value])):

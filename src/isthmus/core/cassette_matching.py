@@ -12,6 +12,7 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Raw
@@ -573,9 +574,10 @@ class SecretFinder:
         """The same JSON without the secrets; the same object if there are none."""
         if self._root is None:
             return payload
-        value = _decoded(payload)
+        # Numbers stay as they are written: Python has not all of them.
+        value = json.loads(bytes(payload) or b"{}", parse_int=_as_written, parse_float=_as_written)
         replaced = self._replaced(self._root, value, 0)
-        return Raw(json.dumps(replaced, ensure_ascii=False).encode("utf-8", "surrogatepass")) if self.found else payload
+        return Raw(msgspec.json.encode(replaced)) if self.found else payload
 
     def _replaced(self, schema: Any, value: Any, depth: int) -> Any:
         self._visits += 1
@@ -586,24 +588,63 @@ class SecretFinder:
             return MARK
         for branch in self._branches(schema):
             value = self._replaced(branch, value, depth + 1)
-        properties, items = schema.get("properties"), schema.get("items")
-        if isinstance(value, dict) and isinstance(properties, dict):
-            return {name: self._replaced(properties.get(name), each, depth + 1) for name, each in value.items()}
-        if isinstance(value, list) and isinstance(items, dict):
-            return [self._replaced(items, each, depth + 1) for each in value]
+        if isinstance(value, dict):
+            return {name: self._replaced_by(_member_schemas(schema, name), each, depth) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._replaced_by(_item_schemas(schema, at), each, depth) for at, each in enumerate(value)]
+        return value
+
+    def _replaced_by(self, schemas: Iterable[Any], value: Any, depth: int) -> Any:
+        for schema in schemas:
+            value = self._replaced(schema, value, depth + 1)
         return value
 
     def _branches(self, schema: dict[str, Any]) -> Iterator[Any]:
         """The schemas that apply to the same value."""
         for word in ("anyOf", "oneOf", "allOf"):
-            if isinstance(branches := schema.get(word), list):
-                yield from branches
+            yield from _list(schema, word)
+        yield from (schema.get(word) for word in ("if", "then", "else"))
+        yield from _table(schema, "dependentSchemas").values()
         reference = schema.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#/"):
+        if isinstance(reference, str) and reference.startswith("#"):
             place = self._root
-            for part in reference[2:].split("/"):
-                place = place.get(part) if isinstance(place, dict) else None
+            for part in unquote(reference).split("/")[1:]:
+                place = place.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
             yield place
+
+
+def _member_schemas(schema: dict[str, Any], name: str) -> Iterator[Any]:
+    """The schemas of a member. Patterns of names are not read: rather too much is a secret than too little."""
+    properties = _table(schema, "properties")
+    if name in properties:
+        yield properties[name]
+        return
+    yield from _table(schema, "patternProperties").values()
+    yield from (schema.get(word) for word in ("additionalProperties", "unevaluatedProperties"))
+
+
+def _item_schemas(schema: dict[str, Any], at: int) -> Iterator[Any]:
+    """The schemas of an element."""
+    first = _list(schema, "prefixItems") or _list(schema, "items")
+    if at < len(first):
+        yield first[at]
+    else:
+        yield from (schema.get(word) for word in ("items", "additionalItems", "unevaluatedItems"))
+    yield schema.get("contains")
+
+
+def _table(schema: dict[str, Any], word: str) -> dict[str, Any]:
+    found = schema.get(word)
+    return found if isinstance(found, dict) else {}
+
+
+def _list(schema: dict[str, Any], word: str) -> list[Any]:
+    found = schema.get(word)
+    return found if isinstance(found, list) else []
+
+
+def _as_written(number: str) -> Raw:
+    return Raw(number.encode())
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -615,6 +656,6 @@ def _texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         below = value
     else:
-        yield json.dumps(value)
+        yield msgspec.json.encode(value).decode()
     for each in below:
         yield from _texts_in(each)

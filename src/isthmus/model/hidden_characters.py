@@ -1,7 +1,7 @@
 """Control characters and invisible ones in text that servers and programs wrote.
 
-They are escaped in what people read (the command line, the log) and flagged in what models read
-(`core.catalog.definition_review`).
+They are escaped in what people read (the command line, the log, questions about approvals) and flagged in what models
+read (`core.catalog.definition_review`).
 """
 
 from __future__ import annotations
@@ -35,3 +35,12 @@ def escaped(character: str) -> str:
     """A character as both JSON and Python read it; beyond U+FFFF as two surrogates."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{int.from_bytes(units[at : at + 2]):04x}" for at in range(0, len(units), 2))
+
+
+def all_escaped(text: str) -> str:
+    """The text with all such characters escaped: JSON stays the same value."""
+    return INVISIBLE.sub(_escaped, CONTROL.sub(_escaped, escaped_misjoined(text)))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return escaped(found[0])

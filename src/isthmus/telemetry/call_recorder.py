@@ -157,6 +157,11 @@ class RecordedInFlight(InFlight):
         super().abandon()
         self._recording.drop(self._record)
 
+    def redirect(self, call: Call) -> None:
+        """See `InFlight`."""
+        super().redirect(call)
+        self._record.call = call
+
     def put_back(self) -> bool:
         """See `InFlight`."""
         is_back = super().put_back()
@@ -277,8 +282,6 @@ class CassetteRecorder:
     def call_ended(self, inflight: InFlight, record: _Record, outcome: Outcome) -> None:
         """A call ends now. Of calls that reached no server, only those in `RULED` are recorded."""
         route = inflight.route
-        if inflight.call.name != record.call.name:  # `call_tool` of a hub that exposes its tools as search
-            record.call = inflight.call
         is_sent = inflight.server_queue is not None or isinstance(outcome, Result)
         is_recorded = is_sent or (isinstance(outcome, Fault) and outcome.reason in RULED)
         if route is not None and is_recorded and route.feature.server != BUILTIN:

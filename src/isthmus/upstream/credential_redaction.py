@@ -26,6 +26,15 @@ KEY_LENGTH_MIN = 16
 RESULT_LENGTH_MIN = 8
 """The same for texts in a result, some of which are words of the protocol."""
 
+# fmt: off
+FORM_WORDS = frozenset((
+    "text", "image", "audio", "resource", "resource_link", "user", "assistant", "debug", "info", "notice", "warning",
+    "error", "critical", "alert", "emergency", "accept", "decline", "cancel", "complete", "form", "object", "string",
+    "number", "integer", "boolean", "array", "null",
+))
+# fmt: on
+"""Texts that say what the rest means. They hide nothing, and without them nobody could read it."""
+
 STRINGS_MAX = 4096
 """Texts of one failure that are checked one by one; a server may send millions. If there are more and a secret is
 visible, the whole is replaced."""
@@ -40,6 +49,8 @@ AHEAD_BYTES = 16_384
 """A secret that begins in the wanted part of a text and ends behind it is found if it is at most so long."""
 
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_VALUE = re.compile(r'("(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*)(\s*:)?', re.DOTALL)
+"""A text, a number, or the name of a member."""
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
 
@@ -87,9 +98,28 @@ def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
 
 
 def redact_whole(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
-    """A whole JSON text without the credentials, wherever they are; for a thread, it may have megabytes."""
-    text = redact_beginning(payload, redact, len(memoryview(payload)))
-    return msgspec.Raw(text.encode("utf-8", "surrogatepass"))
+    """A whole JSON text without the credentials; for a thread, it may have megabytes.
+
+    It stays JSON of the same form: a value of the environment may also be a number, or a word such as `text` or `true`.
+    """
+    text = bytes(payload).decode("utf-8", "replace")
+    if "\\" not in text and redact(text) == text:
+        return payload
+
+    def without(found: re.Match[str]) -> str:
+        written = found[1]
+        is_number = not written.startswith('"')
+        said: str = json.loads(written) if "\\" in written else written.strip('"')
+        hidden = redact(said)
+        if hidden == said or (_is_spared_name(said, hidden) if found[2] is not None else said in FORM_WORDS):
+            return found[0]
+        return json.dumps(MARK if is_number else hidden, ensure_ascii=False) + (found[2] or "")
+
+    return msgspec.Raw(_VALUE.sub(without, text).encode("utf-8", "surrogatepass"))
+
+
+def _is_spared_name(said: str, hidden: str) -> bool:
+    return len(said) - len(hidden.replace(MARK, "")) < KEY_LENGTH_MIN
 
 
 def redact_json(
@@ -110,10 +140,7 @@ def redact_json(
     def without(found: re.Match[bytes]) -> bytes:
         said: str = json.loads(found[1])
         hidden = redact(said)
-        if found[2] is not None:
-            is_spared = len(said) - len(hidden.replace(MARK, "")) < KEY_LENGTH_MIN
-        else:
-            is_spared = len(said) < shortest
+        is_spared = _is_spared_name(said, hidden) if found[2] is not None else len(said) < shortest
         return found[0] if is_spared or hidden == said else json.dumps(hidden).encode() + (found[2] or b"")
 
     return msgspec.Raw(_STRING.sub(without, raw))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, signature, words_in
+from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, signatures, words_in
 
 
 def stub(schema: Any, output: Any = None, description: str = "") -> str:
@@ -16,9 +16,9 @@ def stub(schema: Any, output: Any = None, description: str = "") -> str:
     if output is not None:
         definition["outputSchema"] = output
     members = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in definition.items()}
-    written = signature("tool", "s.tool", members)
-    ast.parse(HEADER + written)
-    return written
+    written = signatures([("tool", "s.tool", members)])
+    ast.parse(written)
+    return written.removeprefix(HEADER)
 
 
 def argument(schema: Any, **more: Any) -> str:
@@ -63,6 +63,17 @@ def test_a_schema_may_contain_itself() -> None:
     assert argument({"$ref": "#/$defs/Loop"}, **{"$defs": {"Loop": loop}}) == "Any"
 
 
+def test_arguments_and_results_may_have_different_definitions_of_one_name() -> None:
+    def schema(*members: str) -> dict[str, Any]:
+        item = {"type": "object", "properties": {each: {"type": "number"} for each in members}, "required": members}
+        reference = {"type": "object", "properties": {"item": {"$ref": "#/$defs/Item"}}, "required": ["item"]}
+        return {**reference, "$defs": {"Item": item}}
+
+    written = stub(schema("price"), schema("price", "total"))
+    assert "class ToolItem2(TypedDict):\n    price: float\n    total: float\n" in written
+    assert "class ToolResult(TypedDict):\n    item: ToolItem2\n" in written
+
+
 def test_arguments_that_are_no_names_are_taken_as_they_are() -> None:
     written = stub({"type": "object", "properties": {"a-b": {"type": "string"}, "if": {}, "c": {}}, "required": ["c"]})
     assert "async def tool(*, c: Any, **arguments: Any)" in written
@@ -95,3 +106,22 @@ def test_names_are_valid_in_python_and_unique() -> None:
     assert names["fine.tool"] == "fine_tool"
     assert names["class"] == "class_"
     assert words_in("x = await fine_tool(a='b')") >= {"fine_tool"}
+
+
+def test_no_tool_can_take_the_python_name_of_another() -> None:
+    numbered = python_names(["pay.now", "pay-now"])
+    chosen = ["pay.now", "pay-now", *numbered.values(), python_names([numbered["pay.now"], "x"])[numbered["pay.now"]]]
+    names = python_names([*chosen, *python_names(chosen).values()])
+    assert len(set(names.values())) == len(names)
+    # Found by trying: their digests begin alike.
+    assert len(set(python_names(["a\u221c=b", "a\u230f[b"]).values())) == 2
+
+
+def test_no_two_classes_have_one_name() -> None:
+    item = {"type": "object", "properties": {"x": {"type": "string"}}}
+    nested = {"type": "object", "properties": {"name": item, "list_name": item, "dict": item}}
+    members = {"inputSchema": msgspec.Raw(msgspec.json.encode(nested))}
+    names = ["get_user", "getUser", "get_user_list", "typed", "GetUserName"]
+    written = ast.parse(signatures((name, name, members) for name in names))
+    made = [each.name for each in written.body if isinstance(each, ast.ClassDef | ast.AsyncFunctionDef)]
+    assert len({*made, "TypedDict"}) == 4 * len(names) + 1

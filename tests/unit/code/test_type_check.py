@@ -48,10 +48,14 @@ def found(expected: str, found: str) -> str:
         ("list[Literal['a', 'b']]", 'list[Literal["a"]]'),
         ("list[str]", 'list[Literal["a"]]'),
         ("list[None]", "list[None]"),
+        ("Literal['a', 'b']", "str"),
+        ("Literal['a', 'b']", "LiteralString"),
+        ("Literal['a', 1] | None", "str | int | None"),
+        ("list[Literal['a', 'b']]", "list[str]"),
     ],
 )
 def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) -> None:
-    assert real_errors(found(expected, given), COMPARED) == []
+    assert real_errors(found(expected, given), COMPARED, "") == []
 
 
 @pytest.mark.parametrize(
@@ -72,6 +76,8 @@ def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) 
         ("dict[str, str]", "list[str]"),
         ("list[Literal['a', 'b']]", 'list[Literal["c"]]'),
         ("list[str]", "list[Literal[Color.RED]]"),
+        ("Literal['a']", "int"),
+        ("Literal['a', 1]", "str | None"),
         ("list[str]", "<class 'str'>"),
         ("list[str]", "list[str].append"),
         ("list[str]", "list[" * 300 + "]" * 300),
@@ -80,7 +86,7 @@ def test_type_errors_that_are_valid_json_are_ignored(expected: str, given: str) 
 )
 def test_type_errors_that_are_invalid_json_stay(expected: str, given: str) -> None:
     line = found(expected, given)
-    assert real_errors(line, COMPARED) == [line]
+    assert real_errors(line, COMPARED, "") == [line]
 
 
 def test_other_errors_stay_and_warnings_go() -> None:
@@ -89,4 +95,10 @@ def test_other_errors_stay_and_warnings_go() -> None:
         found("list[ToolItemsItem]", "list[dict[str, str]]"),
         "script.py:1:21: error[missing-typed-dict-key] Missing required key 'item' in TypedDict `Item` constructor",
     ]
-    assert real_errors("\n".join(lines), COMPARED) == lines[2:]
+    assert real_errors("\n".join(lines), COMPARED, "") == lines[2:]
+
+
+def test_arguments_that_are_given_as_a_dictionary_are_left_to_the_hub() -> None:
+    wrong = found("int", "str")
+    assert real_errors(wrong, COMPARED, "**{'no-name': 'x'}") == []
+    assert real_errors(wrong, COMPARED, "{'no-name': 'x'}") == [wrong]

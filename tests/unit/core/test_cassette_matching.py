@@ -162,6 +162,33 @@ def test_a_redacted_text_matches_any_secret_in_its_place(there: str, here: str, 
             {"a": ["***", "***"]},
             ["x", "z"],
         ),
+        (
+            {"additionalProperties": {"writeOnly": True}, "properties": {"a": {}}},
+            {"a": 1, "b": 2},
+            {"a": 1, "b": "***"},
+            ["2"],
+        ),
+        ({"patternProperties": {"^x": {"writeOnly": True}}}, {"xa": "s"}, {"xa": "***"}, ["s"]),
+        (
+            {"properties": {"a": {"prefixItems": [{}, {"writeOnly": True}]}}},
+            {"a": [1, "s", 2]},
+            {"a": [1, "***", 2]},
+            ["s"],
+        ),
+        ({"properties": {"a": {"items": [{"writeOnly": True}]}}}, {"a": ["s", 2]}, {"a": ["***", 2]}, ["s"]),
+        ({"then": {"properties": {"a": {"writeOnly": True}}}}, {"a": "s"}, {"a": "***"}, ["s"]),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/x~1y%20z"}}, "$defs": {"x/y z": {"writeOnly": True}}},
+            {"a": "s"},
+            {"a": "***"},
+            ["s"],
+        ),
+        (
+            {"properties": {"a": {"$ref": "#"}, "b": {"writeOnly": True}}},
+            {"a": {"b": "s"}},
+            {"a": {"b": "***"}},
+            ["s"],
+        ),
         ({"$ref": "#"}, {"a": 1}, {"a": 1}, []),
         ({"properties": 7, "anyOf": {}, "$ref": "#/no/where"}, {"a": 1}, {"a": 1}, []),
     ],
@@ -172,6 +199,12 @@ def test_values_that_a_schema_marks_as_secret_are_replaced(
     finder = SecretFinder(Raw(json.dumps(schema).encode()))
     assert json.loads(bytes(finder.redacted(Raw(json.dumps(value).encode())))) == shown
     assert finder.found == found
+
+
+def test_what_is_beside_a_secret_stays_as_it_is_written() -> None:
+    finder = SecretFinder(Raw(b'{"properties":{"a":{"writeOnly":true}}}'))
+    given = Raw(b'{"a":"secret","b":[1e400,12345678901234567890.10],"c":1.0}')
+    assert bytes(finder.redacted(given)) == b'{"a":"***","b":[1e400,12345678901234567890.10],"c":1.0}'
 
 
 def test_a_schema_that_refers_to_itself_costs_a_bounded_time() -> None:

@@ -19,6 +19,7 @@ from isthmus.upstream.credential_redaction import (
     redact_error,
     redact_json,
     redact_result,
+    redact_whole,
 )
 from isthmus.wire.jsonrpc import ErrorReply
 
@@ -104,3 +105,22 @@ def test_a_text_may_be_cut_anywhere(value: object, length: int, ahead: int) -> N
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("isthmus.upstream.credential_redaction.AHEAD_BYTES", ahead)
         assert len(redact_beginning(payload, redact, length)) <= length
+
+
+@pytest.mark.parametrize(
+    ("received", "shown"),
+    [
+        ('{"isError":true,"a":"true"}', {"isError": True, "a": "***"}),
+        (
+            '{"a":null,"b":[4711,1471100,-4711.5e1,1],"4711":"x4711"}',
+            {"a": None, "b": ["***"] * 3 + [1], "4711": "x***"},
+        ),
+        ('{"a":"\\u0034711","b":4711}', {"a": "***", "b": "***"}),
+        ('{"a":"4711"}', {"a": "***"}),
+    ],
+)
+def test_a_whole_text_stays_json_where_a_credential_is_a_word_or_a_number(received: str, shown: object) -> None:
+    def redact(text: str) -> str:
+        return text.replace("true", "***").replace("null", "***").replace("text", "***").replace("4711", "***")
+
+    assert json.loads(bytes(redact_whole(msgspec.Raw(received.encode()), redact))) == shown

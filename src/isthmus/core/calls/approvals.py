@@ -66,6 +66,7 @@ from isthmus.model.fault_table import (
     TooManyApprovals,
 )
 from isthmus.model.features import Tool
+from isthmus.model.hidden_characters import all_escaped
 from isthmus.model.names import FeatureName, ServerName
 
 if TYPE_CHECKING:
@@ -993,7 +994,10 @@ def _notice(approval: Approval) -> Question:
 
 def _question(approval: Approval) -> Question:
     """The question to a caller that may decide itself."""
-    arguments = bytes(approval.arguments).decode("utf-8", "replace")
+    # On one line and without invisible characters: nothing in a text may look like the end of the arguments.
+    text = bytes(approval.arguments)
+    text = msgspec.json.format(text, indent=-1) if b"\n" in text or b"\r" in text else text
+    arguments = all_escaped(text.decode("utf-8", "replace"))
     added = f"\nThe hub adds: {', '.join(approval.added)}" if approval.added else ""
     decision = {
         "type": "string",

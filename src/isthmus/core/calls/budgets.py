@@ -188,7 +188,7 @@ class _Counter:
             before = StoredCounter(*self.key, self.began, 0, 0, 0.0)
         self.calls += theirs.calls - before.calls
         self.result_bytes += theirs.result_bytes - before.result_bytes
-        self.cost += theirs.cost - before.cost
+        self.cost = round(self.cost + theirs.cost - before.cost, COST_DIGITS)
 
 
 class _MatchedBudgets(NamedTuple):

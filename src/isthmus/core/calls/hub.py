@@ -700,7 +700,7 @@ def _start_virtual(hub: Hub, inflight: InFlight, route: VirtualRoute) -> Outcome
             hub.cuts.watch(inflight)
         virtual.start(inflight)
         return HELD
-    inflight.call = redirected
+    inflight.redirect(redirected)
     outcome = find(hub, inflight)
     if not isinstance(outcome, UnknownTool):
         return outcome

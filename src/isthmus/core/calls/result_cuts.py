@@ -58,7 +58,9 @@ BLOCKS_MAX = 1000
 """Content blocks that are looked at one by one. Of more, the kept resource is the whole result as JSON."""
 
 MIME_LENGTH_MAX = 100
-NAME_LENGTH_MAX = 100
+NAME_BYTES = 100
+MEMBER_BYTES = 30
+"""What the link says of a tool's name, and the line of a member's: servers choose both."""
 
 DROPPED_MAX = 10_000
 """Dropped results whose reason is remembered, for the error that a reader gets."""
@@ -539,7 +541,7 @@ class ResultCuts:
         else:
             written[plan.cut_at] = b'{"type":"text","text":"%b\\n%b}' % (written[plan.cut_at], _encode(note)[1:])
         if uri is not None and call.knows_links:
-            about = {"type": "resource_link", "uri": uri, "name": f"result of {call.name[:NAME_LENGTH_MAX]}"}
+            about = {"type": "resource_link", "uri": uri, "name": f"result of {_beginning(call.name, NAME_BYTES)}"}
             written.append(_encode({**about, "description": f"The whole result, until {until}.", "size": size}))
         parts = [b'"content":[%b]' % b",".join(written)]
         if is_failed:
@@ -647,10 +649,15 @@ def _bare_text(payload: Raw, limit: int) -> bytes:
     return _encode(str(memoryview(payload)[: 2 * limit], "utf-8", "replace"))
 
 
+def _beginning(name: str, most: int) -> str:
+    """The beginning of a name, which takes at most so many bytes in JSON."""
+    return msgspec.json.decode(b'"%b"' % cut_string(Raw(_encode(name)), most), type=str)
+
+
 def _note(plan: _Plan, size: int, count: int, where: str, *, is_failed: bool) -> str:
     """The line that says what is left out."""
     shown = sum(map(len, plan.blocks)) + sum(len(memoryview(raw)) for raw in plan.members.values())
-    missing = [name[:NAME_LENGTH_MAX] for name in islice(plan.left_out, 3)]
+    missing = [_beginning(name, MEMBER_BYTES) for name in islice(plan.left_out, 3)]
     blocks = count - len(plan.blocks)
     if blocks:
         missing.append(f"{blocks} of {count} content blocks")

@@ -554,6 +554,10 @@ class InFlight:
         self.wait_seconds = perf_counter() - self._began
         self._recorder.waited(self, self.wait_seconds)
 
+    def redirect(self, call: Call) -> None:
+        """Be this call from now on, for which that of a virtual tool stands."""
+        self.call = call
+
     def put_back(self) -> bool:
         """Return an unsent call to its exchange, if that waits for the server itself."""
         if (

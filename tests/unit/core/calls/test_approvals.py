@@ -874,6 +874,21 @@ async def test_a_caller_that_can_be_asked_decides_if_the_rule_says_so() -> None:
     assert stage.recorded[1][1]["by"] == "anyone (the caller)"
 
 
+async def test_a_caller_is_shown_the_whole_arguments_on_one_line_without_invisible_characters() -> None:
+    stage = Held(ApprovalRule("mine", ("*",), by="caller"))
+    given = {"to": "Ann\u202e\u200b\u2028\U000e0041e\u200cve", "amount": 5}
+    sent = msgspec.Raw(json.dumps(given, ensure_ascii=False, indent=40).encode())
+    _, listener = await stage.ask(msgspec.structs.replace(asking(), arguments=sent))
+    message = json.loads(bytes(listener.asked[0][0].params))["message"]
+    head, line = message.split("\n")
+    assert head.endswith("Arguments:")
+    assert line.isascii()
+    assert json.loads(line) == given
+    listener.asked[0][1](answer("accept", decision="once"))
+    await settled()
+    assert stage.sent() == [given]
+
+
 @pytest.mark.parametrize("given", [answer("decline"), answer("accept", decision="deny", reason="no")])
 async def test_a_caller_may_deny(given: Answered) -> None:
     stage = Held(ApprovalRule("mine", ("*",), by="caller"))

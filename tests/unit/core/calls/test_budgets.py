@@ -587,6 +587,22 @@ async def test_a_call_that_waits_is_refused_when_another_node_says_that_it_has_u
     assert [calls for calls, _, _ in other.used("calls").values()] == [1]
 
 
+async def test_costs_of_two_nodes_fill_a_budget_exactly() -> None:
+    journal = SharedMemoryJournal()
+    # As binary fractions, 1.1 and 2.2 make more than 3.3.
+    budget = Budget("costs", per="caller", period="day", cost=3.3, costs=(("files.read", 1.1), ("files.write", 2.2)))
+    one, other = (Counted(budget, journal=journal) for _ in range(2))
+    first = one.start(call("files.read"))[1]
+    await eventually(lambda: bool(first.ends), "the first call has run")
+    second = other.start(call("files.write"))[1]
+    await eventually(lambda: bool(second.ends), "the second call has run")
+    assert [type(end) for end in (*first.ends, *second.ends)] == [Result, Result]
+    assert [cost for _, _, cost in other.used("costs").values()] == [3.3]
+    third = other.start(call("files.read"))[1]
+    await eventually(lambda: bool(third.ends), "the third call is refused")
+    assert [type(end) for end in third.ends] == [BudgetExceeded]
+
+
 async def test_a_call_that_comes_during_a_write_is_refused_when_another_node_has_used_the_budget_up() -> None:
     journal = SharedMemoryJournal()
     budgets = [

@@ -162,6 +162,15 @@ async def test_structured_content_is_kept_whole_or_left_out() -> None:
     assert shown["structuredContent"] == few
 
 
+@pytest.mark.parametrize("character", ["a", "ü", "\x01"])
+async def test_long_names_of_members_and_tools_leave_the_result_within_the_limit(character: str) -> None:
+    name = character * 120
+    stage = Cut(tool(name))
+    members = {f"{name}{number}": "x" * LIMIT for number in range(4)}
+    shown = await stage.cut({"content": [{"type": "text", "text": "x" * LIMIT}], **members}, call(f"files.{name}"))
+    assert character * 5 in shown["content"][0]["text"].rpartition("are left out")[2]
+
+
 @pytest.mark.parametrize(("frontend", "is_error"), [("mcp", True), ("sse", True), ("rest", False), ("a2a", False)])
 async def test_a_cut_result_without_declared_members_is_an_error_for_checking_clients(
     frontend: str, *, is_error: bool
