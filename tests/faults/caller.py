@@ -126,7 +126,7 @@ def _parse(buffer: bytearray) -> Answer | None:
     status = int(first.split(" ")[1])
     if "transfer-encoding" in headers:
         return Answer(status, headers, _unchunked(body)) if body.endswith(b"0\r\n\r\n") else None
-    return Answer(status, headers, body) if len(body) >= int(headers["content-length"]) else None
+    return Answer(status, headers, body) if len(body) >= int(headers.get("content-length", 0)) else None
 
 
 def _unchunked(body: bytes) -> bytes:
@@ -205,6 +205,13 @@ class Caller:
         answer = await self.send(self.request_bytes("initialize", hello, id="0"))
         self.session = answer.headers["mcp-session-id"]
 
+    async def end_session(self) -> None:
+        """End the legacy session."""
+        lines = {"host": f"127.0.0.1:{self.port}", **self._state("", {})}
+        answer = await self.send(_request_head("DELETE", self.path, lines))
+        assert answer.status in (200, 202, 204), answer.status
+        self.session = None
+
     def call_bytes(self, name: str, arguments: Mapping[str, Any] | None = None, *, id: str = "1") -> bytes:
         """A whole HTTP request that calls a tool."""
         return self.request_bytes("tools/call", {"name": name, "arguments": dict(arguments or {})}, id=id)
@@ -224,8 +231,7 @@ class Caller:
             **self._state(method, params),
             **({} if self.key is None else {"authorization": f"Bearer {self.key}"}),
         }
-        head = f"POST {self.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        return head.encode() + b"\r\n" + body
+        return _request_head("POST", self.path, lines) + body
 
     def _state(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
         if self.era == "modern":
@@ -273,3 +279,8 @@ async def pay(caller: Caller, tool: str, nonce: str, *, mode: str = "", deadline
     except TimeoutError:
         return Record(nonce, None, started=started, ended=None, deadline=deadline)
     return Record(nonce, answer.reported, answer.text, started, clock(), deadline)
+
+
+def _request_head(method: str, path: str, lines: Mapping[str, str]) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return head.encode() + b"\r\n"

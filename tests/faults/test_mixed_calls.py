@@ -56,7 +56,7 @@ class Mix:
         self.made = 0
 
     async def run(self, calls: int) -> None:
-        """Make so many calls, several at a time, and leave no connection open."""
+        """Make so many calls, several at a time, and leave no connection or session open."""
         numbers = iter(range(self.made, self.made + calls))
         self.made += calls
         try:
@@ -80,6 +80,7 @@ class Mix:
                 self._record("given up", await self._give_up(server, f"n{number}"))
             else:
                 await self._echo(number, server, modern, legacy)
+        await legacy.end_session()
 
     async def _give_up(self, server: str, nonce: str) -> Record:
         caller = Caller(self._port)
@@ -148,7 +149,8 @@ async def test_many_mixed_calls_leave_nothing_behind(tmp_path: Path, ledger: Led
     assert judge(mix.history, ledger.ran()) == []
     growth = slope(sizes) * 100_000
     note(seed=SEED, calls=mix.made, tasks_before=before[0], tasks_after=after[0], descriptors_before=before[1],
-         descriptors_after=after[1], kib_for_100_000_calls=round(growth / 1024), kinds=dict(mix.kinds))  # fmt: skip
+         descriptors_after=after[1], kib_for_100_000_calls=round(growth / 1024), kinds=dict(mix.kinds),
+         mib=[round(size / (1 << 20), 1) for _, size in sizes])  # fmt: skip
     assert CALLS < SLOPE_CALLS or growth <= GROWTH_BYTES
 
 
