@@ -72,7 +72,13 @@ SCHEMAS_MAX = 2_000
 """At most so many schemas are checked: compiling one takes up to a millisecond."""
 
 _FROM_LISTS = {
-    each.number for each in (finding_codes.LEFT_OUT_OF_SET, finding_codes.IDLE_SET_ENTRY, finding_codes.IDLE_PATTERN)
+    each.number
+    for each in (
+        finding_codes.LEFT_OUT_OF_SET,
+        finding_codes.IDLE_SET_ENTRY,
+        finding_codes.IDLE_PATTERN,
+        finding_codes.LACKING_ARGUMENT,
+    )
 }
 """Findings of a configuration that only a hub can have, because the lists of its servers tell."""
 
@@ -149,9 +155,9 @@ async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
     finally:
         await hub.aclose()
     described: dict[str, object]
-    problems = 0
+    problems = sum(each.code is SET_ENTRY for each in found)
     if configuration is not None:
-        problems = len(configuration.warnings) + (_access(configuration)[0] == "refused")
+        problems += len(configuration.warnings) + (_access(configuration)[0] == "refused")
         described = {
             "configuration": {
                 "file": None if configuration.file is None else str(configuration.file),
