@@ -226,6 +226,9 @@ async def test_the_command_line_lists_shows_and_decides(folder: Path, agent: Per
     assert "It was allowed by" in await isthmus_command(folder, "approvals", "allow", id, code=1)
     assert "Denied: bank.echo for agent" in await isthmus_command(folder, "approvals", "deny", id)
     assert "It was denied by" in await isthmus_command(folder, "approvals", "deny", id, code=1)
+    again = f"isthmus approvals allow {id} --override"
+    assert again in await isthmus_command(folder, "approvals", "allow", id, code=1)
+    assert "Allowed once: bank.echo for agent" in await isthmus_command(folder, *again.split()[1:])
     assert "isthmus approvals list" in await isthmus_command(folder, "approvals", "show", "ap_0", code=1)
 
 

@@ -6,6 +6,7 @@ It asks a running hub. Callers wrote the names and arguments that are shown, so 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 
@@ -104,11 +105,15 @@ def approvals_show(id: str, hub: str | None, config: Path | None, *, is_json: bo
 @approvals.command("allow", short_help="Allow a call, once or for an hour.")
 @click.argument("id")
 @click.option("--hour", "is_hour", is_flag=True, help="Allow the same tool with the same arguments for an hour.")
+@click.option("--override", "overrides", is_flag=True, help="Allow it although it was denied.")
 @with_source
 @with_json
-def approvals_allow(id: str, hub: str | None, config: Path | None, *, is_hour: bool, is_json: bool) -> int:
+def approvals_allow(
+    id: str, hub: str | None, config: Path | None, *, is_hour: bool, overrides: bool, is_json: bool
+) -> int:
     """Allow the call with this ID: this caller, this tool and these arguments, once."""
-    return _decide(id, "allow", {"for": "hour" if is_hour else "once"}, hub, config, is_json=is_json)
+    body = {"for": "hour" if is_hour else "once", **({"override": True} if overrides else {})}
+    return _decide(id, "allow", body, hub, config, is_json=is_json)
 
 
 @approvals.command("deny", short_help="Deny a call.")
@@ -121,7 +126,9 @@ def approvals_deny(id: str, reason: str, hub: str | None, config: Path | None, *
     return _decide(id, "deny", {"reason": reason}, hub, config, is_json=is_json)
 
 
-def _decide(id: str, what: str, body: dict[str, str], hub: str | None, config: Path | None, *, is_json: bool) -> int:
+def _decide(
+    id: str, what: str, body: Mapping[str, object], hub: str | None, config: Path | None, *, is_json: bool
+) -> int:
     quiet_logs()
 
     async def run() -> Exit:

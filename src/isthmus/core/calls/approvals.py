@@ -608,8 +608,13 @@ class CallApprovals:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    async def decide(self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str) -> ApprovalEntry | None:
-        """Decide about a request; returns None for an unknown id. What was allowed can be denied until it is used.
+    async def decide(
+        self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str, *, overrides: bool = False
+    ) -> ApprovalEntry | None:
+        """Decide about a request; returns None for an unknown id.
+
+        What was allowed can be denied until it is used. What was denied can be allowed only if the operator says that
+        this `overrides` it: another operator may have denied it a moment ago.
 
         Raises:
             ApprovalAlreadyDecided: somebody has decided about it, or its time is over.
@@ -620,7 +625,8 @@ class CallApprovals:
         entry = self._entries.get(id)
         if entry is None or not entry.is_stored:
             return None
-        is_open = entry.approval.state == "pending" or (verdict == "deny" and entry.approval.state != "denied")
+        is_denied = entry.approval.state == "denied"
+        is_open = entry.approval.state == "pending" or (overrides if is_denied else verdict == "deny")
         if entry.is_writing or not is_open or entry.approval.expires <= self._now():
             raise ApprovalAlreadyDecided(_state_text(entry.approval))
         written: asyncio.Future[WriteResult] = self._loop.create_future()
@@ -1109,7 +1115,10 @@ def _public_state(approval: Approval) -> Literal["pending", "allowed", "denied"]
 def _state_text(approval: Approval) -> str:
     if approval.state == "pending":
         return "It is being decided, or its time is over"
-    return f"It was {_public_state(approval)} by {approval.decided_by}"
+    state, command = f"It was {_public_state(approval)} by {approval.decided_by}", "isthmus approvals"
+    if approval.state == "denied":
+        return f"{state}. To allow it nevertheless: {command} allow {approval.id} --override"
+    return f"{state}. To take that back: {command} deny {approval.id}"
 
 
 def entry_of(approval: Approval, viewer: Caller) -> ApprovalEntry:

@@ -165,6 +165,8 @@ class AllowRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/approvals/allow/{id}`."""
 
     scope: Literal["once", "hour"] = msgspec.field(default="once", name="for")
+    override: bool = False
+    """Allow it although somebody has denied it."""
 
 
 class DenyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -567,7 +569,8 @@ class RestRequest:
         wanted = self._decision(AllowRequest)
         if isinstance(wanted, Problem):
             return wanted
-        return await self._decide("allow_hour" if wanted.scope == "hour" else "allow", "")
+        verdict: ApprovalVerdict = "allow_hour" if wanted.scope == "hour" else "allow"
+        return await self._decide(verdict, "", overrides=wanted.override)
 
     async def deny_call(self) -> Answer:
         """Deny a call that waits."""
@@ -585,12 +588,12 @@ class RestRequest:
         except ValueError as error:
             return refusal("bad_request", f"The body is not as /openapi.json describes it: {error}")
 
-    async def _decide(self, verdict: ApprovalVerdict, reason: str) -> Answer:
+    async def _decide(self, verdict: ApprovalVerdict, reason: str, *, overrides: bool = False) -> Answer:
         admin = self._frontend.parts.approvals
         if admin is None:
             return _not_offered()
         try:
-            decided = await admin.decide(self.argument, verdict, self.caller, reason)
+            decided = await admin.decide(self.argument, verdict, self.caller, reason, overrides=overrides)
         except ApprovalAlreadyDecided as late:
             return refusal("already_decided", str(late))
         except OSError as error:

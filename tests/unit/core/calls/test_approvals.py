@@ -459,6 +459,22 @@ async def test_no_request_is_decided_twice() -> None:
     assert await stage.approvals.decide("ap_0", "allow", OPERATOR, "") is None
 
 
+@pytest.mark.parametrize("verdict", ["allow", "allow_hour"])
+async def test_a_denial_is_taken_back_only_by_an_operator_who_says_so(verdict: ApprovalVerdict) -> None:
+    stage = Held()
+    id, denied = await stage.ask()
+    await stage.decide(id, "deny")
+    fault_of(denied, ApprovalDenied)
+    with pytest.raises(ApprovalAlreadyDecided, match=f"isthmus approvals allow {id} --override"):
+        await stage.decide(id, verdict)
+    assert await stage.approvals.decide(id, verdict, OPERATOR, "", overrides=True) is not None
+    assert stage.sent() == []
+    stage.start(call(arguments=PAY))
+    await settled()
+    assert stage.sent() == [PAY]
+    assert stage.events == ["requested", "denied", "allowed", "used"]
+
+
 async def test_a_caller_sees_its_own_requests_and_an_operator_all() -> None:
     stage = Held()
     id, _ = await stage.ask()
