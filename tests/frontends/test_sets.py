@@ -190,6 +190,7 @@ async def test_a_hidden_set_looks_like_a_missing_one(hub: HubProcess) -> None:
         async with at(hub, path, who) as raw, at(hub, "/mcp/nothing", who) as nothing:
             hidden, missing = await raw.post({}), await nothing.post({})
             assert (hidden.status_code, hidden.text) == (missing.status_code, missing.text) == (404, missing.text)
+            assert "MCP is at /mcp, /mcp/{server} and /mcp/{set}" in missing.text
 
 
 # -- no spelling gets around a fixed argument ----------------------------------------------------------------------
