@@ -451,6 +451,16 @@ async def test_access_says_that_a_fixed_value_does_not_fit_the_schema(tmp_path: 
     assert "left out of the set wrong: its inputSchema does not accept the value of fixed.title" in out
 
 
+async def test_a_caller_that_is_bound_to_a_missing_set_learns_why_it_has_no_tools(
+    hub: HubProcess, folder: Path
+) -> None:
+    async with at(hub, "/v1/tools", "stranded") as raw:
+        answered = await raw.http.get(raw.url)
+        assert (answered.status_code, answered.json()["reason"]) == (404, "unknown_set")
+    ended = await run("tools", folder=folder, env={"ISTHMUS_HUB": hub.url, "ISTHMUS_KEY": KEYS["stranded"]})
+    assert (ended.code, "stranded is bound to the set gone, which does not exist" in ended.err) == (5, True), ended
+
+
 async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProcess, folder: Path) -> None:
     url = f"http://127.0.0.1:{hub.port}"
     code, _, complained = await command_line(folder, "access", "bound", "--hub", url, ISTHMUS_KEY=KEYS["bound"])

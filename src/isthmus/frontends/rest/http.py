@@ -410,16 +410,23 @@ class RestRequest:
         elif answer is not None:
             self._peer.answer(200, JSON, answer)
 
+    def _list_refusal(self, query: str | None, fields: str | None) -> Problem | None:
+        if (bound := self.caller.grants.set) is not None and bound not in self._hub.sets:
+            return refusal("unknown_set", f"{self.caller.name} is bound to the set {bound}, which does not exist")
+        if query is not None and not 0 < len(query) <= QUERY_LENGTH_MAX:
+            return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
+        if query is not None and fields is not None:
+            return refusal("bad_request", "query and fields cannot be combined")
+        return None
+
     async def list(self, shape: ListShape) -> Answer | None:
         """A list of all servers, or of one; with `query`, what matches; with `fields`, only these members.
 
         With `limit` or `cursor` it is a page of that.
         """
         server, query, given, view = self.parameter("server"), self.parameter("query"), self.parameter("fields"), None
-        if query is not None and not 0 < len(query) <= QUERY_LENGTH_MAX:
-            return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
-        if query is not None and given is not None:
-            return refusal("bad_request", "query and fields cannot be combined")
+        if (refused := self._list_refusal(query, given)) is not None:
+            return refused
         size = self._page_size()
         if isinstance(size, Problem):
             return size
