@@ -138,8 +138,7 @@ def _decide(
             print_json(document)
             return Exit.SUCCESS
         shown = msgspec.json.decode(document, type=ApprovalRow)
-        scope = " for an hour" if shown.scope == "hour" else " once" if shown.scope == "once" else ""
-        print_output(f"{shown.state.capitalize()}{scope}: {harmless(shown.tool, keep='')} for {_caller(shown)}")
+        print_output(f"{_state(shown).capitalize()}: {harmless(shown.tool, keep='')} for {_caller(shown)}")
         return Exit.SUCCESS
 
     return run_command(run())
@@ -151,7 +150,7 @@ def _print_list(found: list[ApprovalRow], *, has_all: bool) -> None:
     for each in found:
         brief = bytes(each.arguments).decode("utf-8", "replace")
         brief = brief if len(brief) <= BRIEF_LENGTH else f"{brief[: BRIEF_LENGTH - 1]}…"
-        state = (each.state,) if has_all else ()
+        state = (_state(each),) if has_all else ()
         row = (each.id, *state, each.tool, _caller(each), _span(each.expires - now), brief)
         rows.append(tuple(harmless(cell, keep="") for cell in row))
     titles = ("STATE",) if has_all else ()
@@ -168,7 +167,7 @@ def _print_one(shown: ApprovalRow) -> None:
         "script": shown.script and ", ".join([shown.script, *(f"line {each}" for each in shown.script_lines)]),
         "rule": shown.rule,
         "why": shown.why,
-        "state": shown.state if shown.decided_by is None else f"{shown.state} by {shown.decided_by}",
+        "state": _state(shown) if shown.decided_by is None else f"{_state(shown)} by {shown.decided_by}",
         "reason": shown.reason,
         "expires in": _span(shown.expires - time.time()),
         "digest": shown.digest,
@@ -181,6 +180,11 @@ def _print_one(shown: ApprovalRow) -> None:
     print_output("\n".join(lines))
     if shown.state == "pending":
         print_error(f"isthmus approvals allow {shown.id} allows this call once; deny refuses it.")
+
+
+def _state(shown: ApprovalRow) -> str:
+    scope = {"hour": " for an hour", "once": " once"}.get(shown.scope or "", "")
+    return f"{shown.state}{scope}"
 
 
 def _caller(shown: ApprovalRow) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import Raw
 
-from isthmus.cli.call_approvals import ApprovalRow, _print_one, _span
+from isthmus.cli.call_approvals import ApprovalRow, _print_list, _print_one, _span
 from isthmus.cli.main import main
 
 
@@ -32,6 +32,18 @@ def test_arguments_cannot_look_like_the_end_of_the_arguments(capsys: pytest.Capt
     assert "caller: agent (acme)" in lines
     assert "added by the hub: token" in lines
     assert "\u202e" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("scope", "state"), [("once", "allowed once"), ("hour", "allowed for an hour")])
+def test_a_decision_is_shown_with_its_scope(capsys: pytest.CaptureFixture[str], scope: str, state: str) -> None:
+    row = ApprovalRow(
+        "ap_1", "allowed", "a.b", Raw(b"{}"), [], "d", "ann", "default", None, "r", 0.0, 0.0, "boss", scope=scope
+    )
+    _print_one(row)
+    _print_list([row], has_all=True)
+    printed = capsys.readouterr().out
+    assert f"state: {state} by boss\n" in printed
+    assert f"ap_1  {state}  a.b" in printed
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")])
