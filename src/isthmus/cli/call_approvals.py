@@ -16,7 +16,7 @@ import msgspec
 from isthmus.cli.exits import Exit
 from isthmus.cli.find_hub import source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
-from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
+from isthmus.cli.output import caller_text, counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient
 from isthmus.cli.run_command import quiet_logs, run_command
@@ -188,7 +188,7 @@ def _state(shown: ApprovalRow) -> str:
 
 
 def _caller(shown: ApprovalRow) -> str:
-    return harmless(shown.caller if shown.tenant == "default" else f"{shown.caller} ({shown.tenant})", keep="")
+    return harmless(caller_text(shown.caller, shown.tenant), keep="")
 
 
 def _span(seconds: float) -> str:

@@ -152,6 +152,11 @@ def size_text(size: float) -> str:
     return f"{size / 1000:.1f} TB"
 
 
+def caller_text(caller: str, tenant: str) -> str:
+    """A caller for people: with its tenant, unless it has the usual one, or is the local user."""
+    return caller if tenant == "default" or caller == tenant == "local" else f"{caller} ({tenant})"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun, such as "1 tool" or "3 tools"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
