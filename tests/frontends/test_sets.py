@@ -284,6 +284,10 @@ async def test_commands_see_a_set_by_an_option(hub: HubProcess, folder: Path) ->
     assert "isthmus call --set dev new_issue title=TITLE" in out
     code, _, complained = await command_line(folder, "call", "one.create_issue", "title=t", *options)
     assert (code, "there is no tool 'one.create_issue'" in complained) == (1, True)
+    assert "`isthmus tools --set dev` lists all tools of the set" in complained
+    _, _, complained = await command_line(folder, "call", "new_issue", *options)
+    assert "isthmus call --set dev new_issue title=TEXT" in complained
+    assert "`isthmus tools --set dev new_issue` shows its arguments" in complained
     _, out, _ = await command_line(folder, "prompts", *options)
     assert out.split() == ["brief"]
     assert (await command_line(folder, "prompt", "brief", *options))[0] == 0
