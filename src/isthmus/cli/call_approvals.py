@@ -150,12 +150,13 @@ def _print_list(found: list[ApprovalRow], *, has_all: bool) -> None:
     for each in found:
         brief = bytes(each.arguments).decode("utf-8", "replace")
         brief = brief if len(brief) <= BRIEF_LENGTH else f"{brief[: BRIEF_LENGTH - 1]}…"
-        state = (_state(each),) if has_all else ()
+        state = (_state(each).replace(" for an hour", ", 1 h"),) if has_all else ()
         row = (each.id, *state, each.tool, _caller(each), _span(each.expires - now), brief)
         rows.append(tuple(harmless(cell, keep="") for cell in row))
     titles = ("STATE",) if has_all else ()
     styles = ("bold", *("" for _ in titles), "cyan", "", "", "")
-    print_table(("ID", *titles, "TOOL", "CALLER", "EXPIRES IN", "ARGUMENTS"), rows, styles, is_wrapped=True)
+    head = ("ID", *titles, "TOOL", "CALLER", "EXPIRES IN", "ARGUMENTS")
+    print_table(head, rows, styles, is_wrapped=True, is_last_below=True)
     print_error(f"{counted(len(found), 'call')}. isthmus approvals show ID prints the whole arguments.")
 
 
