@@ -477,8 +477,8 @@ async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProce
 async def test_doctor_and_check_report_problems_of_sets_and_patterns(hub: HubProcess, folder: Path) -> None:
     _, out, _ = await command_line(folder, "doctor")
     assert "ISD-405 2 findings" in out
-    assert 'sets.dev.tool."one.combined": ' in out
-    assert "callers.narrow.deny has two.serach, which matches nothing" in out
+    assert 'sets.dev.tool."one.combined": is left out: ' in out
+    assert "callers.narrow.deny: has two.serach, which matches nothing" in out
     code, out, complained = await command_line(folder, "config", "check")
     assert "callers.stranded.set must be the name of a set, not 'gone'" in out + complained
     assert code != 0

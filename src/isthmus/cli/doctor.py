@@ -199,7 +199,8 @@ async def _diagnose(
         found += check_arguments(entry)
     # The other findings are those of the file, which are printed with it.
     found += [
-        Diagnosis(SET_ENTRY, each.path, each.problem, each.fix)
+        # The path comes first, where other findings have the name of a server.
+        Diagnosis(SET_ENTRY, each.path, each.problem.partition(f"{each.path} ")[2] or each.problem, each.fix)
         for each in await hub.findings()
         if each.code in _FROM_LISTS
         and (configuration is None or each.path not in {warning.path for warning in configuration.warnings})
