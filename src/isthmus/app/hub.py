@@ -593,5 +593,7 @@ class RunningHub:
             self.cuts.kept.close()
             await self.budgets.aclose()
             await self.background.aclose()
+            if self._looking_at_rules is not None:
+                self._looking_at_rules.cancel()
             if self.cassette is not None:
                 await self.cassette.aclose(statuses, lambda server: redactions.get(server, str))
