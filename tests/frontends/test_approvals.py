@@ -226,6 +226,9 @@ async def test_the_command_line_lists_shows_and_decides(folder: Path, agent: Per
     assert "It was allowed by" in await isthmus_command(folder, "approvals", "allow", id, code=1)
     assert "Denied: bank.echo for agent" in await isthmus_command(folder, "approvals", "deny", id)
     assert "It was denied by" in await isthmus_command(folder, "approvals", "deny", id, code=1)
+    again = f"isthmus approvals allow {id} --override"
+    assert again in await isthmus_command(folder, "approvals", "allow", id, code=1)
+    assert "Allowed once: bank.echo for agent" in await isthmus_command(folder, *again.split()[1:])
     assert "isthmus approvals list" in await isthmus_command(folder, "approvals", "show", "ap_0", code=1)
 
 
@@ -655,3 +658,25 @@ async def test_a_webhook_gets_no_arguments_unless_the_operator_wants_them(tmp_pa
     assert by_path["/brief"].body["tool"] == TOOL
     assert by_path["/brief"].headers["x-approval-id"] == by_path["/brief"].body["id"]
     assert by_path["/whole"].body["arguments"] == {"n": 1}
+
+
+async def test_the_hub_warns_of_mistyped_rules_and_holds_the_calls_that_they_name(tmp_path: Path) -> None:
+    mistyped = {"tools": ["builtin.echo"], "arguments": {"txet": {"matches": "secret"}}}
+
+    async def warned(hub: HubProcess, words: str) -> None:
+        async def is_said() -> bool:
+            return any("warning" in line and words in line for line in hub.said)
+
+        await until(is_said, words)
+
+    async with serving(tmp_path, {}, callers=CALLERS, approvals={"a": mistyped}, limits=PATIENT) as hub:
+        await warned(hub, "approvals.a.arguments.txet names an argument that builtin.echo does not have")
+        async with client(hub, "agent") as agent:
+            called = await agent.http.post("/v1/tools/builtin.echo?timeout=0.1", json={"text": "a secret"})
+            assert reason(called.json()) == ("approval_pending", "no")
+            rules = {"b": {"tools": ["builtin.ehco"]}}
+            write_config(tmp_path, {}, callers=CALLERS, approvals=rules, limits=PATIENT)
+            hub.process.send_signal(signal.SIGHUP)
+            await warned(hub, "approvals.b.tools has builtin.ehco, which matches nothing")
+            called = await agent.http.post("/v1/tools/builtin.echo", json={"text": "a secret"})
+            assert called.status_code == 200

@@ -190,6 +190,7 @@ async def test_a_hidden_set_looks_like_a_missing_one(hub: HubProcess) -> None:
         async with at(hub, path, who) as raw, at(hub, "/mcp/nothing", who) as nothing:
             hidden, missing = await raw.post({}), await nothing.post({})
             assert (hidden.status_code, hidden.text) == (missing.status_code, missing.text) == (404, missing.text)
+            assert "MCP is at /mcp, /mcp/{server} and /mcp/{set}" in missing.text
 
 
 # -- no spelling gets around a fixed argument ----------------------------------------------------------------------
@@ -283,6 +284,10 @@ async def test_commands_see_a_set_by_an_option(hub: HubProcess, folder: Path) ->
     assert "isthmus call --set dev new_issue title=TITLE" in out
     code, _, complained = await command_line(folder, "call", "one.create_issue", "title=t", *options)
     assert (code, "there is no tool 'one.create_issue'" in complained) == (1, True)
+    assert "`isthmus tools --set dev` lists all tools of the set" in complained
+    _, _, complained = await command_line(folder, "call", "new_issue", *options)
+    assert "isthmus call --set dev new_issue title=TEXT" in complained
+    assert "`isthmus tools --set dev new_issue` shows its arguments" in complained
     _, out, _ = await command_line(folder, "prompts", *options)
     assert out.split() == ["brief"]
     assert (await command_line(folder, "prompt", "brief", *options))[0] == 0
@@ -450,6 +455,16 @@ async def test_access_says_that_a_fixed_value_does_not_fit_the_schema(tmp_path: 
     assert "left out of the set wrong: its inputSchema does not accept the value of fixed.title" in out
 
 
+async def test_a_caller_that_is_bound_to_a_missing_set_learns_why_it_has_no_tools(
+    hub: HubProcess, folder: Path
+) -> None:
+    async with at(hub, "/v1/tools", "stranded") as raw:
+        answered = await raw.http.get(raw.url)
+        assert (answered.status_code, answered.json()["reason"]) == (404, "unknown_set")
+    ended = await run("tools", folder=folder, env={"ISTHMUS_HUB": hub.url, "ISTHMUS_KEY": KEYS["stranded"]})
+    assert (ended.code, "stranded is bound to the set gone, which does not exist" in ended.err) == (5, True), ended
+
+
 async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProcess, folder: Path) -> None:
     url = f"http://127.0.0.1:{hub.port}"
     code, _, complained = await command_line(folder, "access", "bound", "--hub", url, ISTHMUS_KEY=KEYS["bound"])
@@ -462,8 +477,8 @@ async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProce
 async def test_doctor_and_check_report_problems_of_sets_and_patterns(hub: HubProcess, folder: Path) -> None:
     _, out, _ = await command_line(folder, "doctor")
     assert "ISD-405 2 findings" in out
-    assert 'sets.dev.tool."one.combined": ' in out
-    assert "callers.narrow.deny has two.serach, which matches nothing" in out
+    assert 'sets.dev.tool."one.combined": is left out: ' in out
+    assert "callers.narrow.deny: has two.serach, which matches nothing" in out
     code, out, complained = await command_line(folder, "config", "check")
     assert "callers.stranded.set must be the name of a set, not 'gone'" in out + complained
     assert code != 0

@@ -23,12 +23,12 @@ from isthmus.app.rest_server_edits import NotSaved, ServerEdits
 from isthmus.app.server_diagnosis import EntryPlaces, entry_of, fix_of
 from isthmus.app.shared_state import sealer_of, vault_of
 from isthmus.app.validation import ValidationWorker
-from isthmus.config.finding_codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
+from isthmus.config.finding_codes import IDLE_PATTERN, IDLE_SET_ENTRY, LACKING_ARGUMENT, LEFT_OUT_OF_SET
 from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.approvals import CallApprovals
+from isthmus.core.calls.approvals import CallApprovals, lacking_arguments
 from isthmus.core.calls.budgets import CallBudgets
 from isthmus.core.calls.fleet_calls import Fleets
 from isthmus.core.calls.hub import Hub
@@ -106,6 +106,9 @@ async def import_tools(modules: Mapping[Place, PythonSettings], functions: HubFu
     functions.all_loaded(tuple(notes))
 
 
+RULES_SECONDS = 1.0
+"""How long changes of lists are gathered before the rules for approvals are compared with them."""
+
 LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=True)
 """The caller of a hub without configured callers: the local user."""
 
@@ -147,6 +150,9 @@ class RunningHub:
 
     on_restarted: Callable[[ServerName], None] = staticmethod(lambda _: None)
     """Called when an operator has restarted a server at this node."""
+
+    _warned_of: frozenset[str] = frozenset()
+    _looking_at_rules: asyncio.TimerHandle | None = None
 
     def __init__(
         self,
@@ -249,6 +255,7 @@ class RunningHub:
         hub.change_sets(configuration.sets)
         hub.change_exposure(configuration.hub.expose)
         hub.validation = ValidationWorker(self.background, environment)
+        hub.watch(self._look_at_rules)
         return hub
 
     def _make_hub_tasks(self) -> HubTasks:
@@ -323,11 +330,12 @@ class RunningHub:
 
     def findings(self) -> Sequence[ConfigurationFinding]:
         """See `core.ports.HubAdmin`."""
+        from_lists = (*self._set_findings(), *self._rule_findings(), *self._idle_patterns())
         return [
             ConfigurationFinding(
                 each.code.number, None if each.file is None else each.file.name, each.path, each.problem, each.fix
             )
-            for each in (*self.configuration.warnings, *self._set_findings(), *self._idle_patterns())
+            for each in (*self.configuration.warnings, *from_lists)
         ]
 
     def server_fix(self, server: ServerName) -> ServerFix | None:
@@ -360,7 +368,7 @@ class RunningHub:
     def _idle_patterns(self) -> Iterable[Finding]:
         """Return findings about patterns that name a tool which its server does not list."""
         root = Place(self.configuration.file)
-        patterns = [(root.at("approvals", rule.name, "tools"), rule.tools) for rule in self.configuration.approvals]
+        patterns: list[tuple[Place, tuple[str, ...]]] = []
         for budget in self.configuration.budgets:
             patterns.append((root.at("budgets", budget.name, "tools"), budget.tools))
             patterns.append((root.at("budgets", budget.name, "costs"), tuple(pattern for pattern, _ in budget.costs)))
@@ -368,15 +376,42 @@ class RunningHub:
             patterns.append((root.at("callers", caller.name, "allow"), caller.grants.allow))
             patterns.append((root.at("callers", caller.name, "deny"), caller.grants.deny))
         for place, listed in patterns:
-            for pattern in listed:
-                if self.hub.snapshot.names_nothing(pattern):
-                    yield place.finding(f"has {pattern}, which matches nothing", code=IDLE_PATTERN)
+            yield from self._matching_nothing(place, listed)
+
+    def _matching_nothing(self, place: Place, patterns: Iterable[str]) -> Iterable[Finding]:
+        for pattern in patterns:
+            if self.hub.snapshot.names_nothing(pattern):
+                yield place.finding(f"has {pattern}, which matches nothing", code=IDLE_PATTERN)
+
+    def _rule_findings(self) -> Iterable[Finding]:
+        """Return what only the servers' own lists tell about the rules for approvals."""
+        for rule in self.configuration.approvals:
+            place = Place(self.configuration.file, "approvals").at(rule.name)
+            yield from self._matching_nothing(place.at("tools"), rule.tools)
+            for test, tools, effect in lacking_arguments(rule, self.hub.snapshot):
+                text = f"names an argument that {tools} does not have: {effect}"
+                yield place.at("arguments", ".".join(test.path)).finding(text, code=LACKING_ARGUMENT)
+
+    def _look_at_rules(self) -> None:
+        """Look soon at what the lists tell about the rules for approvals."""
+        if self.configuration.approvals and self._looking_at_rules is None:
+            self._looking_at_rules = asyncio.get_running_loop().call_later(RULES_SECONDS, self._warn_of_rules)
+
+    def _warn_of_rules(self) -> None:
+        """Log what is newly wrong with the rules for approvals: calls may run that they should hold."""
+        self._looking_at_rules = None
+        found = [str(finding) for finding in self._rule_findings()]
+        for finding in found:
+            if finding not in self._warned_of:
+                log.warning("configuration", finding=finding)
+        self._warned_of = frozenset(found)
 
     def _change_rules(self) -> None:
         """Hold, count and cut as the configuration says. Calls do not pass what has no rules at all."""
         rules, budgets = self.configuration.approvals, self.configuration.budgets
         self.hub.approvals = self.targets.annex.approvals = self.approvals if rules else None
         self.approvals.change(rules)
+        self._look_at_rules()
         self.hub.budgets = self.targets.annex.budgets = self.budgets if budgets else None
         self.budgets.change(budgets)
         self._change_cuts()
@@ -558,5 +593,7 @@ class RunningHub:
             self.cuts.kept.close()
             await self.budgets.aclose()
             await self.background.aclose()
+            if self._looking_at_rules is not None:
+                self._looking_at_rules.cancel()
             if self.cassette is not None:
                 await self.cassette.aclose(statuses, lambda server: redactions.get(server, str))

@@ -13,7 +13,7 @@ import msgspec
 from isthmus.cli.exits import Exit
 from isthmus.cli.find_hub import source_of
 from isthmus.cli.options import with_json, with_source
-from isthmus.cli.output import harmless, print_error, print_json, print_table, size_text
+from isthmus.cli.output import caller_text, harmless, print_error, print_json, print_table, size_text
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient
 from isthmus.cli.run_command import quiet_logs, run_command
@@ -145,6 +145,5 @@ def _moment(at: float) -> str:
 
 def _subject_text(subject: dict[str, str]) -> str:
     if "caller" in subject:
-        tenant = subject.get("tenant", "default")
-        return subject["caller"] if tenant == "default" else f"{subject['caller']} ({tenant})"
+        return caller_text(subject["caller"], subject.get("tenant", "default"))
     return next((f"{kind} {name or 'none'}" for kind, name in subject.items()), "hub")

@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -177,12 +178,12 @@ async def call_tool(
     Raises:
         CommandFailed: the hub or the tool does not exist, an argument is wrong, or the call failed.
     """
-    conversation = Conversation(request.name, options)
+    conversation = Conversation(request.name, options, source.set_name)
     deadline = time.monotonic() + wait
     async with open_hub(source, wait=wait, name=request.name, is_to_call=True, is_askable=options.is_askable) as hub:
         tool = await _find_tool(hub, request.name, deadline)
         schema = tool.definition.get("inputSchema")
-        arguments = arguments_of(request.words, request.whole, schema, read_text, tool.name)
+        arguments = arguments_of(request.words, request.whole, schema, read_text, tool.name, source.set_name)
         outcome = await conversation.perform(hub, HubCall("tool", tool.name, arguments))
     return conversation.print_outcome(outcome, tool.name, readable)
 
@@ -198,7 +199,7 @@ async def _find_tool(hub: HubClient, name: str, deadline: float) -> ListedFeatur
     while True:
         listing = await hub.listing(TOOLS)
         try:
-            return choose(name, listing)
+            return choose(name, listing, set_name=hub.set_name)
         except CommandFailed:
             starting = [missing for missing, gone in listing.missing.items() if gone.state == "starting"]
             if time.monotonic() > deadline or not (server in starting if method else starting):
@@ -218,7 +219,7 @@ async def find_listed(hub: HubClient, name: str, shape: ListShape) -> ListedFeat
     """
     listing = await hub.listing(shape)
     try:
-        return choose(name, listing, shape)
+        return choose(name, listing, shape, hub.set_name)
     except CommandFailed:
         _check_enabled(name, read_servers(await hub.servers()) if "." in name else ())
         raise
@@ -244,7 +245,7 @@ async def write_prompt(
     Raises:
         CommandFailed: as in `call_tool`.
     """
-    conversation = Conversation(request.name, options)
+    conversation = Conversation(request.name, options, source.set_name)
     async with open_hub(
         source, wait=wait, name=request.name, shape=PROMPTS, is_to_call=True, is_askable=options.is_askable
     ) as hub:
@@ -275,13 +276,14 @@ def read_text(name: str) -> str:
 class Conversation:
     """One call with the person or the options that it has: progress, questions, and the result."""
 
-    def __init__(self, name: str, options: CallOptions) -> None:
+    def __init__(self, name: str, options: CallOptions, set_name: str | None = None) -> None:
         """Check what can be checked before the call.
 
         Raises:
             CommandFailed: an option cannot be used.
         """
         self._name = harmless(name, keep="")
+        self._set_option = in_set(set_name)
         self._options = options
         self._line = ProgressLine(sys.stderr, self._name)
         terminal = TerminalAnswers(self._name, self._line) if options.has_terminal else None
@@ -344,7 +346,8 @@ class Conversation:
                 Exit.CALL_FAILED,
                 f"{harmless(name)} ran and reported an error (above)",
                 *self._advice_to_ask(text.lower()),
-                f"Fix the cause and call it again; `isthmus tools {harmless(name)}` shows its arguments.",
+                "Fix the cause and call it again; "
+                f"`isthmus tools{self._set_option} {harmless(name)}` shows its arguments.",
             )
         if text:
             print_result(text, has_pager=not self._options.no_pager)
@@ -367,7 +370,7 @@ class Conversation:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def choose(name: str, listing: FeatureList, shape: ListShape = TOOLS) -> ListedFeature:
+def choose(name: str, listing: FeatureList, shape: ListShape = TOOLS, set_name: str | None = None) -> ListedFeature:
     """The listed feature with this full or short name.
 
     Raises:
@@ -388,11 +391,16 @@ def choose(name: str, listing: FeatureList, shape: ListShape = TOOLS) -> ListedF
         text = f"{name!r} could be any of these:\n  {candidates}"
         raise CommandFailed(Exit.USAGE, text, "Call it by its full name.") from None
     if found is None:
-        raise _unknown(name, listing, shape)
+        raise _unknown(name, listing, shape, set_name)
     return pairs[found]
 
 
-def _unknown(name: str, listing: FeatureList, shape: ListShape) -> CommandFailed:
+def in_set(set_name: str | None) -> str:
+    """The option that commands need to mean the same names."""
+    return "" if set_name is None else f" --set {shlex.quote(set_name)}"
+
+
+def _unknown(name: str, listing: FeatureList, shape: ListShape, set_name: str | None) -> CommandFailed:
     missing = listing.missing
     server, dot, _ = name.partition(".")
     if not dot:  # perhaps the form of a name that language models see
@@ -405,7 +413,8 @@ def _unknown(name: str, listing: FeatureList, shape: ListShape) -> CommandFailed
             f"cannot call {name}: server {server} is not connected: {why}",
             "executed: no. `isthmus doctor` checks each server.",
         )
-    advice = f"`isthmus {shape.member}` lists all {shape.noun}s."
+    of_set = "" if set_name is None else " of the set"
+    advice = f"`isthmus {shape.member}{in_set(set_name)}` lists all {shape.noun}s{of_set}."
     if near := suggestions(name, (offer.name for offer in listing.features)):
         advice = f"Did you mean {' or '.join(near)}? {advice}"
     if missing:
@@ -417,7 +426,12 @@ def _unknown(name: str, listing: FeatureList, shape: ListShape) -> CommandFailed
 
 
 def arguments_of(
-    words: Sequence[str], whole: str | None, schema: msgspec.Raw | None, read: Read, tool: str = "it"
+    words: Sequence[str],
+    whole: str | None,
+    schema: msgspec.Raw | None,
+    read: Read,
+    tool: str = "it",
+    set_name: str | None = None,
 ) -> msgspec.Raw:
     """The arguments as one JSON object.
 
@@ -440,7 +454,7 @@ def arguments_of(
                 case other:
                     got = _cut(msgspec.json.encode(other).decode())
             raise _wrong(f"--args must be a JSON object, got {got}")
-        _check_required(given, properties, root, tool)
+        _check_required(given, properties, root, tool, in_set(set_name))
         return msgspec.Raw(value)
     members: dict[str, bytes] = {}
     for word in words:
@@ -449,7 +463,7 @@ def arguments_of(
             raise _wrong(f"{name} is given twice")
         members[name] = value
     _check_names(members, properties, root, tool)
-    _check_required(members, properties, root, tool)
+    _check_required(members, properties, root, tool, in_set(set_name))
     return msgspec.Raw(render(members))
 
 
@@ -473,7 +487,7 @@ def _check_names(
 
 
 def _check_required(
-    members: Mapping[str, Any], properties: Mapping[str, Any], root: Mapping[str, Any], tool: str
+    members: Mapping[str, Any], properties: Mapping[str, Any], root: Mapping[str, Any], tool: str, option: str
 ) -> None:
     """Find a missing argument, and say how to write it."""
     missing = [name for name in required_of(root) if name not in members] if properties else []
@@ -481,8 +495,8 @@ def _check_required(
         return
     words = " ".join(f"{name}={_placeholder(properties.get(name))}" for name in missing)
     text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-    text += f": add {words}" if members else f": isthmus call {tool} {words}"
-    advice = f"`isthmus tools {tool}` shows its arguments."
+    text += f": add {words}" if members else f": isthmus call{option} {tool} {words}"
+    advice = f"`isthmus tools{option} {tool}` shows its arguments."
     raise CommandFailed(Exit.USAGE, text, advice, "executed: no (nothing was called).")
 
 

@@ -6,6 +6,7 @@ It asks a running hub. Callers wrote the names and arguments that are shown, so 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgspec
 from isthmus.cli.exits import Exit
 from isthmus.cli.find_hub import source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
-from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
+from isthmus.cli.output import caller_text, counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient
 from isthmus.cli.run_command import quiet_logs, run_command
@@ -104,11 +105,15 @@ def approvals_show(id: str, hub: str | None, config: Path | None, *, is_json: bo
 @approvals.command("allow", short_help="Allow a call, once or for an hour.")
 @click.argument("id")
 @click.option("--hour", "is_hour", is_flag=True, help="Allow the same tool with the same arguments for an hour.")
+@click.option("--override", "overrides", is_flag=True, help="Allow it although it was denied.")
 @with_source
 @with_json
-def approvals_allow(id: str, hub: str | None, config: Path | None, *, is_hour: bool, is_json: bool) -> int:
+def approvals_allow(
+    id: str, hub: str | None, config: Path | None, *, is_hour: bool, overrides: bool, is_json: bool
+) -> int:
     """Allow the call with this ID: this caller, this tool and these arguments, once."""
-    return _decide(id, "allow", {"for": "hour" if is_hour else "once"}, hub, config, is_json=is_json)
+    body = {"for": "hour" if is_hour else "once", **({"override": True} if overrides else {})}
+    return _decide(id, "allow", body, hub, config, is_json=is_json)
 
 
 @approvals.command("deny", short_help="Deny a call.")
@@ -121,7 +126,9 @@ def approvals_deny(id: str, reason: str, hub: str | None, config: Path | None, *
     return _decide(id, "deny", {"reason": reason}, hub, config, is_json=is_json)
 
 
-def _decide(id: str, what: str, body: dict[str, str], hub: str | None, config: Path | None, *, is_json: bool) -> int:
+def _decide(
+    id: str, what: str, body: Mapping[str, object], hub: str | None, config: Path | None, *, is_json: bool
+) -> int:
     quiet_logs()
 
     async def run() -> Exit:
@@ -131,8 +138,7 @@ def _decide(id: str, what: str, body: dict[str, str], hub: str | None, config: P
             print_json(document)
             return Exit.SUCCESS
         shown = msgspec.json.decode(document, type=ApprovalRow)
-        scope = " for an hour" if shown.scope == "hour" else " once" if shown.scope == "once" else ""
-        print_output(f"{shown.state.capitalize()}{scope}: {harmless(shown.tool, keep='')} for {_caller(shown)}")
+        print_output(f"{_state(shown).capitalize()}: {harmless(shown.tool, keep='')} for {_caller(shown)}")
         return Exit.SUCCESS
 
     return run_command(run())
@@ -144,12 +150,13 @@ def _print_list(found: list[ApprovalRow], *, has_all: bool) -> None:
     for each in found:
         brief = bytes(each.arguments).decode("utf-8", "replace")
         brief = brief if len(brief) <= BRIEF_LENGTH else f"{brief[: BRIEF_LENGTH - 1]}…"
-        state = (each.state,) if has_all else ()
+        state = (_state(each).replace(" for an hour", ", 1 h"),) if has_all else ()
         row = (each.id, *state, each.tool, _caller(each), _span(each.expires - now), brief)
         rows.append(tuple(harmless(cell, keep="") for cell in row))
     titles = ("STATE",) if has_all else ()
     styles = ("bold", *("" for _ in titles), "cyan", "", "", "")
-    print_table(("ID", *titles, "TOOL", "CALLER", "EXPIRES IN", "ARGUMENTS"), rows, styles, is_wrapped=True)
+    head = ("ID", *titles, "TOOL", "CALLER", "EXPIRES IN", "ARGUMENTS")
+    print_table(head, rows, styles, is_wrapped=True, is_last_below=True)
     print_error(f"{counted(len(found), 'call')}. isthmus approvals show ID prints the whole arguments.")
 
 
@@ -161,7 +168,7 @@ def _print_one(shown: ApprovalRow) -> None:
         "script": shown.script and ", ".join([shown.script, *(f"line {each}" for each in shown.script_lines)]),
         "rule": shown.rule,
         "why": shown.why,
-        "state": shown.state if shown.decided_by is None else f"{shown.state} by {shown.decided_by}",
+        "state": _state(shown) if shown.decided_by is None else f"{_state(shown)} by {shown.decided_by}",
         "reason": shown.reason,
         "expires in": _span(shown.expires - time.time()),
         "digest": shown.digest,
@@ -176,8 +183,13 @@ def _print_one(shown: ApprovalRow) -> None:
         print_error(f"isthmus approvals allow {shown.id} allows this call once; deny refuses it.")
 
 
+def _state(shown: ApprovalRow) -> str:
+    scope = {"hour": " for an hour", "once": " once"}.get(shown.scope or "", "")
+    return f"{shown.state}{scope}"
+
+
 def _caller(shown: ApprovalRow) -> str:
-    return harmless(shown.caller if shown.tenant == "default" else f"{shown.caller} ({shown.tenant})", keep="")
+    return harmless(caller_text(shown.caller, shown.tenant), keep="")
 
 
 def _span(seconds: float) -> str:

@@ -72,7 +72,13 @@ SCHEMAS_MAX = 2_000
 """At most so many schemas are checked: compiling one takes up to a millisecond."""
 
 _FROM_LISTS = {
-    each.number for each in (finding_codes.LEFT_OUT_OF_SET, finding_codes.IDLE_SET_ENTRY, finding_codes.IDLE_PATTERN)
+    each.number
+    for each in (
+        finding_codes.LEFT_OUT_OF_SET,
+        finding_codes.IDLE_SET_ENTRY,
+        finding_codes.IDLE_PATTERN,
+        finding_codes.LACKING_ARGUMENT,
+    )
 }
 """Findings of a configuration that only a hub can have, because the lists of its servers tell."""
 
@@ -149,9 +155,9 @@ async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
     finally:
         await hub.aclose()
     described: dict[str, object]
-    problems = 0
+    problems = sum(each.code is SET_ENTRY for each in found)
     if configuration is not None:
-        problems = len(configuration.warnings) + (_access(configuration)[0] == "refused")
+        problems += len(configuration.warnings) + (_access(configuration)[0] == "refused")
         described = {
             "configuration": {
                 "file": None if configuration.file is None else str(configuration.file),
@@ -193,7 +199,8 @@ async def _diagnose(
         found += check_arguments(entry)
     # The other findings are those of the file, which are printed with it.
     found += [
-        Diagnosis(SET_ENTRY, each.path, each.problem, each.fix)
+        # The path comes first, where other findings have the name of a server.
+        Diagnosis(SET_ENTRY, each.path, each.problem.partition(f"{each.path} ")[2] or each.problem, each.fix)
         for each in await hub.findings()
         if each.code in _FROM_LISTS
         and (configuration is None or each.path not in {warning.path for warning in configuration.warnings})

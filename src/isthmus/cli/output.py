@@ -152,27 +152,47 @@ def size_text(size: float) -> str:
     return f"{size / 1000:.1f} TB"
 
 
+def caller_text(caller: str, tenant: str) -> str:
+    """A caller for people: with its tenant, unless it has the usual one, or is the local user."""
+    return caller if tenant == "default" or caller == tenant == "local" else f"{caller} ({tenant})"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun, such as "1 tool" or "3 tools"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def show_table(
-    stream: TextIO, groups: Sequence[Group], styles: Row, head: Row = (), *, is_wrapped: bool = False
+    stream: TextIO,
+    groups: Sequence[Group],
+    styles: Row,
+    head: Row = (),
+    *,
+    is_wrapped: bool = False,
+    below: Sequence[str] = (),
 ) -> None:
     """Print rows under headings on a terminal, aligned across groups, with a `head` that names the columns.
 
-    Only the last column is cut to fit, visibly, or wrapped. `styles` has one rich style per column.
+    Only the last column is cut to fit, visibly, or wrapped. `styles` has one rich style per column. `below` has a text
+    for each row, which is cut to fit, too.
     """
     console = _console(stream)
-    for part in _parts(groups, styles, console.width, head, is_wrapped=is_wrapped):
+    for part in _parts(groups, styles, console.width, head, is_wrapped=is_wrapped, below=below):
         console.print(part)
 
 
-def print_table(head: Row, rows: Sequence[Row], styles: Row, *, is_wrapped: bool = False) -> None:
-    """Print rows: on a terminal a table with its head, elsewhere a line for each row, for grep and awk."""
+def print_table(
+    head: Row, rows: Sequence[Row], styles: Row, *, is_wrapped: bool = False, is_last_below: bool = False
+) -> None:
+    """Print rows: on a terminal a table with its head, elsewhere a line for each row, for grep and awk.
+
+    If the last column `is_last_below`, a terminal shows each of its cells in a line below its row.
+    """
     if sys.stdout.isatty():
-        show_table(sys.stdout, [("", rows)], styles, head, is_wrapped=is_wrapped)
+        below = [row[-1] for row in rows] if is_last_below else ()
+        if is_last_below:
+            head, rows, styles = head[:-1], [row[:-1] for row in rows], styles[:-1]
+        show_table(sys.stdout, [("", rows)], styles, head, is_wrapped=is_wrapped, below=below)
     else:
         print_output("\n".join(aligned(rows)))
 
@@ -207,7 +227,13 @@ def _without_echo() -> Iterator[None]:
 
 
 def _parts(
-    groups: Sequence[Group], styles: Row, width: int, head: Row = (), *, is_wrapped: bool = False
+    groups: Sequence[Group],
+    styles: Row,
+    width: int,
+    head: Row = (),
+    *,
+    is_wrapped: bool = False,
+    below: Sequence[str] = (),
 ) -> Iterator[Text | Table]:
     from rich.table import Table
     from rich.text import Text
@@ -228,13 +254,23 @@ def _parts(
             table.add_row(*(Text(_broken(cell, room)) for cell, room in cells))
         return table
 
+    def line_of(text: str) -> Text:
+        line = Text(f"  {harmless(text, keep='')}", style="dim")
+        line.truncate(width, overflow="ellipsis")
+        return line
+
     if head and rows:
         yield table_of([head], ("dim",) * len(head))
+    texts = iter(below)
     for position, (heading, group) in enumerate(groups):
         if heading:
             space = "\n" if position else ""
             yield Text(f"{space}{harmless(heading, keep='')}", style="bold")
-        if group:
+        if below:
+            for row in group:
+                yield table_of([row], styles)
+                yield line_of(next(texts))
+        elif group:
             yield table_of(group, styles)
 
 

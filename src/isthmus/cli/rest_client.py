@@ -414,6 +414,11 @@ class HubClient:
             return not_allowed(self.url, response.status, has_key=self._source.has_key)
         failure = read_failure(response.body)
         if failure is not None and failure.reason == "unknown_set":
+            if self.set_name is None:
+                advice = (
+                    "The hub's operator can correct `set` in its entry under [callers] or [issuers], or add the set."
+                )
+                return CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self.url}: {failure.message}", advice)
             advice = (
                 "Sets are in [sets] of the hub's configuration. One without anything that you may use looks unknown."
             )

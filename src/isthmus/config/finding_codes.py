@@ -309,6 +309,13 @@ IDLE_APPROVAL_RULE = FindingCode(
     "A rule under `[approvals]` decides about no call: an earlier rule matches all calls that it matches, its callers"
     " are not in the file but look like one of its names, or `spent.above` is not below the cost of its budget.",
 )
+LACKING_ARGUMENT = FindingCode(
+    "ISC-433",
+    "lacking-argument",
+    "correct its spelling or remove it",
+    "A rule under `[approvals]` tests an argument that no tool has which it matches. Where it names the tool or its"
+    " server, it holds every call of these tools.",
+)
 
 # -- fleets --------------------------------------------------------------------------------------------------
 

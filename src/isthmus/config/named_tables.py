@@ -384,7 +384,7 @@ def read_sets(
             findings.append(
                 place.finding(f"gives the name {shared} to {', '.join(tools)}", code=finding_codes.SET_NAMES_COLLIDE)
             )
-    findings += _unknown_bindings(document, sets)
+    findings += _unknown_bindings(document, document.section(SETS))
     return sets, findings
 
 
@@ -401,7 +401,10 @@ def _unpicked(settings: SetSettings) -> list[str]:
 
 
 def _unknown_bindings(document: Document, sets: Collection[str]) -> list[Finding]:
-    """Return findings about callers and issuers that are bound to a set that does not exist."""
+    """Return findings about callers and issuers that are bound to a set that the file does not have.
+
+    A set with a mistake has its own finding, which says what it means for them.
+    """
     findings: list[Finding] = []
     for root in (CALLERS, ISSUERS):
         for name, entry in document.section(root).items():

@@ -176,7 +176,8 @@ def below(key: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        error.args = (f"{key}.{error}",)
+        is_about_key = str(error).startswith(("must ", "needs "))
+        error.args = (f"{key} {error}" if is_about_key else f"{key}.{error}",)
         raise
 
 

@@ -994,8 +994,13 @@ class ApprovalAdmin(Protocol):
     def get(self, viewer: Caller, id: str) -> ApprovalEntry | None:
         """One of them; None if it does not exist for this viewer."""
 
-    async def decide(self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str) -> ApprovalEntry | None:
-        """Decide about a request; None if it does not exist. Raises `ApprovalAlreadyDecided` and `OSError`."""
+    async def decide(
+        self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str, *, overrides: bool = False
+    ) -> ApprovalEntry | None:
+        """Decide about a request, also about a denied one if this `overrides` the denial; None if it does not exist.
+
+        Raises `ApprovalAlreadyDecided` and `OSError`.
+        """
 
 
 class BudgetEntry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

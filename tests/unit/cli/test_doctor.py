@@ -81,6 +81,27 @@ async def test_a_problem_of_the_configuration_is_in_the_summary_and_ends_with_3(
     assert "all servers" not in out
 
 
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ({"tools": ["raw.gone"]}, "approvals.pay.tools: has raw.gone, which matches nothing"),
+        (
+            {"tools": ["raw.*"], "arguments": {"amuont": {"above": 1}}},
+            "approvals.pay.arguments.amuont: names an argument that raw.* does not have: "
+            "the rule holds every call of it",
+        ),
+    ],
+)
+async def test_a_mistyped_rule_for_approvals_is_in_the_summary_and_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: dict[str, Any], problem: str
+) -> None:
+    hub = config(tmp_path, {"raw": stdio(RAW)}, approvals={"pay": rule})
+    assert await examine(hub, wait=20, is_json=False) == Exit.CONFIGURATION
+    out = " ".join(capsys.readouterr().out.split())
+    assert f" {problem} " in out, out
+    assert out.endswith("the servers in the table are well the configuration has 1 problem: see above"), out
+
+
 async def test_a_broken_server_ends_with_1_and_a_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], deaf_port: int
 ) -> None:

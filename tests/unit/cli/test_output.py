@@ -9,7 +9,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
+from isthmus.cli.budgets import _subject_text
+from isthmus.cli.call_approvals import ApprovalRow, _caller
 from isthmus.cli.output import (
     aligned,
     first_line,
@@ -162,3 +165,18 @@ def test_names_are_not_folded_for_a_last_column_that_needs_less(
     row = ("kitchen_calculator_server", "ready", "dial-in", "MCP 2026-07-28 and more", "3 tools")
     show_table(stdout, [("", [row])], ("", "", "", "", ""))
     assert stdout.getvalue().rstrip() == "  ".join(row)
+
+
+@pytest.mark.parametrize(
+    ("caller", "tenant", "text"),
+    [
+        ("local", "local", "local"),
+        ("ann", "default", "ann"),
+        ("ann", "acme", "ann (acme)"),
+        ("acme", "acme", "acme (acme)"),
+    ],
+)
+def test_a_caller_has_its_tenant_unless_that_says_nothing(caller: str, tenant: str, text: str) -> None:
+    row = ApprovalRow("ap_1", "pending", "a.b", Raw(b"{}"), [], "d", caller, tenant, None, "r", 0.0, 0.0)
+    assert _caller(row) == text
+    assert _subject_text({"caller": caller, "tenant": tenant}) == text

@@ -309,10 +309,11 @@ def found(mistake: Mistake, folder: Path) -> list[Finding]:
 
 
 def test_every_kind_of_mistake_is_made_here() -> None:
-    # Only the lists of servers tell which tools cannot be in a set, and which patterns name none.
+    # Only the lists of servers tell which tools cannot be in a set, and which patterns and arguments name none.
     assert {mistake.code for mistake in MISTAKES} == set(CODES) - {
         finding_codes.LEFT_OUT_OF_SET,
         finding_codes.IDLE_PATTERN,
+        finding_codes.LACKING_ARGUMENT,
     }
 
 

@@ -386,6 +386,16 @@ def test_names_that_collide_and_entries_without_effect_are_reported() -> None:
     assert "gives the name x to github.a, github.b" in str(findings[1])
 
 
+def test_a_mistyped_key_of_a_tool_is_one_finding_and_its_set_exists_for_callers() -> None:
+    bot = {"key": "0123456789abcdef", "allow": ["*"], "set": "dev"}
+    mistyped = {"tools": ["github.*"], "tool": {"github.x": {"hidden": ["a"]}}}
+    _, (finding,) = read_sets_of({"dev": mistyped}, callers={"bot": bot})
+    assert str(finding) == (
+        "isthmus.toml: sets.dev.tool.\"github.x\" must have only name, description, fixed, hide, not 'hidden'"
+        " (did you mean hide? Until it is fixed, callers that are bound to it see nothing)"
+    )
+
+
 def test_a_binding_to_a_set_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     configuration = loaded(
         tmp_path,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import decimal
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import islice
@@ -34,6 +34,9 @@ PATTERN_BYTES_MAX = 1024 * 1024
 
 VALUES_MAX = 1000
 """Values that one test compares. Where a path has more, a rule holds the call and an exemption does not apply."""
+
+SCHEMA_STEPS_MAX = 200
+"""Steps from one schema to the next while a path is looked for; where there are more, the path may be there."""
 
 ANY = "*"
 """A step of a path that stands for every member or element."""
@@ -269,6 +272,68 @@ def _values_at(value: object, path: Sequence[str]) -> Iterator[object]:
                 yield from _values_at(each, rest)
         elif step.isdecimal() and len(step) < EXPONENT_LENGTH_MAX and int(step) < len(value):
             yield from _values_at(value[int(step)], rest)
+
+
+def may_have(schema: object, path: Sequence[str]) -> bool:
+    """Whether arguments of this schema may have a value at a path; True where the schema does not tell.
+
+    What a schema with `properties` does not declare is not there, unless it has `additionalProperties`: a rule that
+    tests it is probably mistyped.
+    """
+    return _SchemaSearch(schema).may_have(schema, path)
+
+
+class _SchemaSearch:
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._steps = 0
+
+    def may_have(self, schema: object, path: Sequence[str]) -> bool:
+        self._steps += 1
+        if not path or self._steps > SCHEMA_STEPS_MAX or not isinstance(schema, dict):
+            return True
+        same = [each for key in ("allOf", "anyOf", "oneOf") for each in _elements(schema.get(key))]
+        same += [schema[key] for key in ("then", "else") if key in schema]
+        if "$ref" in schema:
+            same.append(self._target(schema["$ref"]))
+        below = list(_schemas_at(schema, path[0]))
+        if not same and not below and not _DECLARING & schema.keys():
+            types = schema.get("type", "object")
+            return bool({"object", "array"}.intersection([types] if isinstance(types, str) else _elements(types)))
+        return any(self.may_have(each, path) for each in same) or any(self.may_have(each, path[1:]) for each in below)
+
+    def _target(self, reference: object) -> object:
+        """The schema that a reference names; True, which says nothing, if it is not found here."""
+        found = self._root
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return True
+        for step in reference.removeprefix("#").removeprefix("/").split("/"):
+            name = step.replace("~1", "/").replace("~0", "~")
+            if name:
+                found = found.get(name, True) if isinstance(found, dict) else True
+        return found
+
+
+_DECLARING = frozenset({"properties", "additionalProperties", "items", "prefixItems"})
+
+
+def _schemas_at(schema: Mapping[str, object], step: str) -> Iterator[object]:
+    """The schemas of what is one step below."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        yield from properties.values() if step == ANY else [properties[step]] if step in properties else ()
+    if "patternProperties" in schema:
+        yield True
+    if schema.get("additionalProperties", False) is not False:
+        yield schema["additionalProperties"]
+    if step == ANY or step.isdecimal():
+        yield from _elements(schema.get("prefixItems"))
+        if schema.get("items", False) is not False:
+            yield schema["items"]
+
+
+def _elements(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -32,8 +34,10 @@ import structlog
 from isthmus.core.access.approval_rules import (
     ApprovalRule,
     ApprovedBy,
+    ArgumentTest,
     UnclearArguments,
     canonical_text,
+    may_have,
     read_arguments,
     request_digest,
 )
@@ -41,7 +45,7 @@ from isthmus.core.access.policy import Policy
 from isthmus.core.calls.hub import HELD, Held
 from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight, OpenQuestion
 from isthmus.core.catalog.pins import canonical_definition, fingerprint_of
-from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.snapshot import Snapshot, all_tools_of
 from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, hints_of, labels_of
 from isthmus.core.catalog.view import CALL_BY_ARGUMENT
 from isthmus.core.ports import (
@@ -94,6 +98,9 @@ TASK_DEADLINE_SECONDS = 30.0
 """How much later than the request the call of a task would expire, which therefore ends with the request."""
 
 READ_AT_ONCE = 200
+
+SCHEMAS_MAX = 1_000
+"""Tools whose schemas are read to find an argument; where a rule matches more, one of them may have it."""
 
 MATCHES_MAX = 20_000
 """Tools whose rules are cached."""
@@ -394,7 +401,9 @@ class CallApprovals:
         """Whether a fleet makes this call for one that was approved by the same rule: a person approves it once."""
         if not inflight.call.fleet or inflight.within is None or (outer := inflight.within()) is None:
             return False
-        return self._asked.get(outer) == rule
+        asked = self._asked.get(outer)
+        # What tests of the arguments were left out differs from tool to tool.
+        return asked is not None and replace(asked, arguments=()) == replace(rule, arguments=())
 
     def _match(self, hub: Hub, inflight: InFlight, *, is_method: bool) -> _MatchedRules:
         """The rules that may be about a call's tool."""
@@ -409,10 +418,27 @@ class CallApprovals:
             tool = own if isinstance(own, Tool) else Tool.of(own.server, FeatureName(inflight.name), {})
             # Both may call any tool of their server by an argument.
             is_blind = is_method or tool.name == CALL_BY_ARGUMENT
-            rules = tuple(rule for rule in self.rules if _covers(rule, tool, snapshot, is_blind=is_blind))
+            rules = tuple(
+                rule if is_blind else self._without_lacking(rule, tool, snapshot)
+                for rule in self.rules
+                if _covers(rule, tool, snapshot, is_blind=is_blind)
+            )
             matched = _MatchedRules(rules, fingerprint_of(canonical_definition(tool)), is_blind)
             self._matches[key] = matched
         return matched
+
+    def _without_lacking(self, rule: ApprovalRule, tool: Tool, snapshot: Snapshot) -> ApprovalRule:
+        """The rule without tests of arguments that it names in vain (`lacks_argument`): these cannot let a call run."""
+        if not rule.approve or not rule.arguments:
+            return rule
+        names = {tool.server, f"{tool.server}.*", f"{tool.server}.{tool.name}"}
+        patterns = [pattern for pattern in rule.tools if pattern in names]
+        kept = tuple(
+            test
+            for test in rule.arguments
+            if not any(lacks_argument(snapshot, pattern, test.path) for pattern in patterns)
+        )
+        return rule if len(kept) == len(rule.arguments) else replace(rule, arguments=kept)
 
     def _decide_about(self, held: HeldRequest, rule: ApprovalRule, digest: str) -> Fault | Held | None:
         call, now = held.call, self._now()
@@ -485,7 +511,7 @@ class CallApprovals:
             rule.expires,
             script=call.script,
             script_lines=call.script_lines,
-            why=_why(rule, held),
+            why=self._why(rule, held),
         )
         own = self._of.get(approval.owner, {})
         if sum(each.approval.state != "denied" for each in own.values()) >= EACH_MAX:
@@ -498,6 +524,16 @@ class CallApprovals:
         self._join(entry, held)
         self._journal.write((entry.document(approval),), partial(self._on_requested, entry, rule))
         return HELD
+
+    def _why(self, rule: ApprovalRule, held: HeldRequest) -> str:
+        """Why a person is asked, where the rule alone does not tell."""
+        whole = next((each for each in self.rules if each.name == rule.name), rule)
+        if lacking := [".".join(test.path) for test in whole.arguments if test not in rule.arguments]:
+            return f"the rule names an argument that the tool does not have: {', '.join(lacking)}"
+        if rule.spent is None or held.hub.budgets is None:
+            return ""
+        use = held.hub.budgets.use_of(held.hub, held.inflight, rule.spent.budget)
+        return f"{use}; above {rule.spent.above:g} a person is asked"
 
     def _on_requested(self, entry: _ApprovalRecord, rule: ApprovalRule, result: WriteResult) -> None:
         entry.is_writing = False
@@ -575,8 +611,13 @@ class CallApprovals:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    async def decide(self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str) -> ApprovalEntry | None:
-        """Decide about a request; returns None for an unknown id. What was allowed can be denied until it is used.
+    async def decide(
+        self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str, *, overrides: bool = False
+    ) -> ApprovalEntry | None:
+        """Decide about a request; returns None for an unknown id.
+
+        What was allowed can be denied until it is used. What was denied can be allowed only if the operator says that
+        this `overrides` it: another operator may have denied it a moment ago.
 
         Raises:
             ApprovalAlreadyDecided: somebody has decided about it, or its time is over.
@@ -587,7 +628,8 @@ class CallApprovals:
         entry = self._entries.get(id)
         if entry is None or not entry.is_stored:
             return None
-        is_open = entry.approval.state == "pending" or (verdict == "deny" and entry.approval.state != "denied")
+        is_denied = entry.approval.state == "denied"
+        is_open = entry.approval.state == "pending" or (overrides if is_denied else verdict == "deny")
         if entry.is_writing or not is_open or entry.approval.expires <= self._now():
             raise ApprovalAlreadyDecided(_state_text(entry.approval))
         written: asyncio.Future[WriteResult] = self._loop.create_future()
@@ -871,6 +913,42 @@ class CallApprovals:
         return entry_of(approval, viewer) if viewer.is_operator or is_own else None
 
 
+def lacks_argument(snapshot: Snapshot, pattern: str, path: Sequence[str]) -> bool:
+    """Whether a pattern names a tool, or all tools of a server, and none of these has an argument at this path."""
+    server, _, name = pattern.partition(".")
+    status = snapshot.server_statuses.get(ServerName(server))
+    if status is None or not status.has_lists or status.is_unlisted:
+        return False
+    tools = [tool for tool in all_tools_of(status) if name in ("", "*", tool.name)]
+    return 0 < len(tools) <= SCHEMAS_MAX and not any(_may_have(tool, path) for tool in tools)
+
+
+def lacking_arguments(rule: ApprovalRule, snapshot: Snapshot) -> Iterator[tuple[ArgumentTest, str, str]]:
+    """The tests of arguments that no tool has: the test, the patterns of the tools, and what the rule does instead."""
+    statuses = snapshot.server_statuses
+    general = [pattern for pattern in rule.tools or ("*",) if ServerName(pattern.partition(".")[0]) not in statuses]
+    is_complete = all(each.has_lists or each.state == "disabled" for each in statuses.values())
+    matching: list[Tool] = []
+    if rule.arguments and general and is_complete:
+        listed = (tool for status in statuses.values() for tool in all_tools_of(status))
+        if len(first := list(islice(listed, SCHEMAS_MAX + 1))) <= SCHEMAS_MAX:  # else another tool may have it
+            matching = [tool for tool in first if _covers(rule, tool, snapshot, is_blind=False)]
+    for test in rule.arguments:
+        for pattern in rule.tools:
+            if lacks_argument(snapshot, pattern, test.path):
+                yield test, pattern, "the rule holds every call of it" if rule.approve else "the rule exempts nothing"
+        if matching and not any(_may_have(tool, test.path) for tool in matching):
+            tools = ", ".join(general) if rule.tools else "any destructive tool"
+            yield test, tools, f"the rule {'holds' if rule.approve else 'exempts'} nothing"
+
+
+def _may_have(tool: Tool, path: Sequence[str]) -> bool:
+    try:
+        return may_have(msgspec.json.decode(tool.definition.get("inputSchema", b"{}")), path)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return True
+
+
 def _covers(rule: ApprovalRule, tool: Tool, snapshot: Snapshot, *, is_blind: bool) -> bool:
     """Whether a rule may be about a tool, as far as the tool itself tells."""
     status = snapshot.server_statuses.get(tool.server)
@@ -904,14 +982,6 @@ def _identity_of(server: ServerName, hub: Hub) -> tuple[str | None, ...]:
     """
     status = hub.snapshot.server_statuses.get(server)
     return server, None if status is None else status.agent, hub.id if "#" in server else None
-
-
-def _why(rule: ApprovalRule, held: HeldRequest) -> str:
-    """Why a person is asked, where the rule alone does not tell."""
-    if rule.spent is None or held.hub.budgets is None:
-        return ""
-    use = held.hub.budgets.use_of(held.hub, held.inflight, rule.spent.budget)
-    return f"{use}; above {rule.spent.above:g} a person is asked"
 
 
 def _added(given: Call, whole: Call) -> tuple[str, ...]:
@@ -1051,7 +1121,10 @@ def _public_state(approval: Approval) -> Literal["pending", "allowed", "denied"]
 def _state_text(approval: Approval) -> str:
     if approval.state == "pending":
         return "It is being decided, or its time is over"
-    return f"It was {_public_state(approval)} by {approval.decided_by}"
+    state, command = f"It was {_public_state(approval)} by {approval.decided_by}", "isthmus approvals"
+    if approval.state == "denied":
+        return f"{state}. To allow it nevertheless: {command} allow {approval.id} --override"
+    return f"{state}. To take that back: {command} deny {approval.id}"
 
 
 def entry_of(approval: Approval, viewer: Caller) -> ApprovalEntry:

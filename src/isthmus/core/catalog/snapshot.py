@@ -708,6 +708,12 @@ def _offer(server_status: ServerStatus, client_caps: ClientCapabilities) -> Serv
     return server_status.variants.get(client_caps, server_status) if client_caps else server_status
 
 
+def all_tools_of(server_status: ServerStatus) -> list[Tool]:
+    """The tools of a server, as it lists them to any client."""
+    variants = [tool for lists in server_status.variants.values() for tool in lists.tools]
+    return [*server_status.tools, *variants]
+
+
 def _all_of(server_status: ServerStatus, listed: ListName) -> Iterable[Feature]:
     if not server_status.variants:
         return _list_of(server_status, listed)

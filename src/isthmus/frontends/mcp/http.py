@@ -85,7 +85,7 @@ STATUS = {
 }
 """HTTP statuses of errors in the modern era. The legacy era answers 200 to every readable request."""
 
-NOT_FOUND = "Not found: MCP is at /mcp and /mcp/{server}"
+NOT_FOUND = "Not found: MCP is at /mcp, /mcp/{server} and /mcp/{set}"
 
 VERSION_HEADER = modern.VERSION_HEADER.encode()
 METHOD_HEADER = modern.METHOD_HEADER.encode()

@@ -165,6 +165,8 @@ class AllowRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/approvals/allow/{id}`."""
 
     scope: Literal["once", "hour"] = msgspec.field(default="once", name="for")
+    override: bool = False
+    """Allow it although somebody has denied it."""
 
 
 class DenyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -408,16 +410,23 @@ class RestRequest:
         elif answer is not None:
             self._peer.answer(200, JSON, answer)
 
+    def _list_refusal(self, query: str | None, fields: str | None) -> Problem | None:
+        if (bound := self.caller.grants.set) is not None and bound not in self._hub.sets:
+            return refusal("unknown_set", f"{self.caller.name} is bound to the set {bound}, which does not exist")
+        if query is not None and not 0 < len(query) <= QUERY_LENGTH_MAX:
+            return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
+        if query is not None and fields is not None:
+            return refusal("bad_request", "query and fields cannot be combined")
+        return None
+
     async def list(self, shape: ListShape) -> Answer | None:
         """A list of all servers, or of one; with `query`, what matches; with `fields`, only these members.
 
         With `limit` or `cursor` it is a page of that.
         """
         server, query, given, view = self.parameter("server"), self.parameter("query"), self.parameter("fields"), None
-        if query is not None and not 0 < len(query) <= QUERY_LENGTH_MAX:
-            return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
-        if query is not None and given is not None:
-            return refusal("bad_request", "query and fields cannot be combined")
+        if (refused := self._list_refusal(query, given)) is not None:
+            return refused
         size = self._page_size()
         if isinstance(size, Problem):
             return size
@@ -567,7 +576,8 @@ class RestRequest:
         wanted = self._decision(AllowRequest)
         if isinstance(wanted, Problem):
             return wanted
-        return await self._decide("allow_hour" if wanted.scope == "hour" else "allow", "")
+        verdict: ApprovalVerdict = "allow_hour" if wanted.scope == "hour" else "allow"
+        return await self._decide(verdict, "", overrides=wanted.override)
 
     async def deny_call(self) -> Answer:
         """Deny a call that waits."""
@@ -585,12 +595,12 @@ class RestRequest:
         except ValueError as error:
             return refusal("bad_request", f"The body is not as /openapi.json describes it: {error}")
 
-    async def _decide(self, verdict: ApprovalVerdict, reason: str) -> Answer:
+    async def _decide(self, verdict: ApprovalVerdict, reason: str, *, overrides: bool = False) -> Answer:
         admin = self._frontend.parts.approvals
         if admin is None:
             return _not_offered()
         try:
-            decided = await admin.decide(self.argument, verdict, self.caller, reason)
+            decided = await admin.decide(self.argument, verdict, self.caller, reason, overrides=overrides)
         except ApprovalAlreadyDecided as late:
             return refusal("already_decided", str(late))
         except OSError as error:

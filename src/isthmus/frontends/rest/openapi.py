@@ -33,7 +33,13 @@ BODIES: dict[str, dict[str, Any]] = {
         "required": ["text"],
         "properties": {"text": TEXT, "name": {"type": "string", "minLength": 1}},
     },
-    "allow_call": {"type": "object", "properties": {"for": {"enum": ["once", "hour"], "default": "once"}}},
+    "allow_call": {
+        "type": "object",
+        "properties": {
+            "for": {"enum": ["once", "hour"], "default": "once"},
+            "override": {"type": "boolean", "description": "Allow it although it was denied."},
+        },
+    },
     "deny_call": {"type": "object", "properties": {"reason": {"type": "string", "maxLength": 1000}}},
     "approve_definition": {"type": "object", "required": ["fingerprint"], "properties": {"fingerprint": TEXT}},
 }

@@ -202,7 +202,8 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "allow_call", "POST", "/v1/approvals/allow/{id}", "Allow a call that waits; for operators.", "Approval",
-        body='`{"for": "once"}` (default), or `{"for": "hour"}` for the same tool and arguments for an hour.',
+        body='`{"for": "once"}` (default), or `{"for": "hour"}` for the same tool and arguments for an hour.'
+        " With `override: true`, also a call that was denied.",
         example='{"for": "once"}',
     ),
     Operation(

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from isthmus.core.access.approval_rules import (
     ARGUMENTS_BYTES_MAX,
+    SCHEMA_STEPS_MAX,
     VALUES_MAX,
     ApprovalRule,
     ArgumentTest,
     UnclearArguments,
     canonical_number,
     canonical_text,
+    may_have,
     path_of,
     read_arguments,
     request_digest,
@@ -151,6 +153,72 @@ def test_one_value_of_a_path_holds_a_call_and_only_all_exempt_it(
     made = argument_test(path, "above", 100)
     assert made.passes(read, is_exemption=False) is holds
     assert made.passes(read, is_exemption=True) is exempts
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "amount": {"type": "number"},
+        "order": {"$ref": "#/$defs/Order"},
+        "any": {},
+        "open": {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+        "either": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"a": {"type": "string"}}}]},
+        "pair": {"prefixItems": [{"properties": {"a": {}}}, {"type": "string"}]},
+    },
+    "$defs": {
+        "Order": {
+            "properties": {
+                "lines": {"type": "array", "items": {"properties": {"price": {}}}},
+                "within": {"$ref": "#/$defs/Order"},
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "may_be"),
+    [
+        ("amount", True),
+        ("amuont", False),
+        ("amount.value", False),
+        ("order.lines.*.price", True),
+        ("order.lines.0.price", True),
+        ("order.lines.*.prize", False),
+        ("order.lines.price", False),
+        ("order.within.within.lines", True),
+        ("order.within.within.line", False),
+        ("*.lines", True),
+        ("any.thing", True),
+        ("open.thing", True),
+        ("open.thing.else", False),
+        ("either.a", True),
+        ("either.b", False),
+        ("pair.0.a", True),
+        ("pair.*.b", False),
+    ],
+)
+def test_a_schema_tells_which_paths_arguments_may_have(path: str, *, may_be: bool) -> None:
+    assert may_have(SCHEMA, path_of(path)) is may_be
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        True,
+        {"properties": {"b": {}}, "additionalProperties": True},
+        {"properties": {"b": {}}, "patternProperties": {"^a": {}}},
+        {"$ref": "https://example.com/schema"},
+        {"$ref": "#/nowhere"},
+        {"$ref": "#"},
+        {"allOf": [{"properties": {"b": {}}}, {"properties": {"a": {}}}]},
+        {"allOf": [{"properties": {"b": {}}}] * (SCHEMA_STEPS_MAX + 1)},
+    ],
+)
+def test_a_schema_that_does_not_tell_may_have_any_path(schema: object) -> None:
+    assert may_have(schema, ("a",))
 
 
 def test_all_argument_test_a_rule_must_pass() -> None:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
 from isthmus.core.audit import Fact
 from isthmus.core.calls import approvals as module
-from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, CallApprovals
+from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, CallApprovals, lacking_arguments
 from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.ports import ApprovalAlreadyDecided, ApprovalVerdict, Document, OnWritten, WriteResult
@@ -459,6 +459,22 @@ async def test_no_request_is_decided_twice() -> None:
     assert await stage.approvals.decide("ap_0", "allow", OPERATOR, "") is None
 
 
+@pytest.mark.parametrize("verdict", ["allow", "allow_hour"])
+async def test_a_denial_is_taken_back_only_by_an_operator_who_says_so(verdict: ApprovalVerdict) -> None:
+    stage = Held()
+    id, denied = await stage.ask()
+    await stage.decide(id, "deny")
+    fault_of(denied, ApprovalDenied)
+    with pytest.raises(ApprovalAlreadyDecided, match=f"isthmus approvals allow {id} --override"):
+        await stage.decide(id, verdict)
+    assert await stage.approvals.decide(id, verdict, OPERATOR, "", overrides=True) is not None
+    assert stage.sent() == []
+    stage.start(call(arguments=PAY))
+    await settled()
+    assert stage.sent() == [PAY]
+    assert stage.events == ["requested", "denied", "allowed", "used"]
+
+
 async def test_a_caller_sees_its_own_requests_and_an_operator_all() -> None:
     stage = Held()
     id, _ = await stage.ask()
@@ -600,6 +616,72 @@ async def test_a_method_that_may_reach_any_tool_is_held_by_a_rule_about_one() ->
     stage.start(call("files.read"))
     assert len(stage.link.sent) == 1
     await stage.ask(call("files.tools/call", {"name": "write"}))
+
+
+def pays(name: str = "read") -> Tool:
+    """A tool with the argument `amount`."""
+    return tool(name, inputSchema={"type": "object", "properties": {"amount": {"type": "number"}}})
+
+
+def above(*paths: str) -> tuple[ArgumentTest, ...]:
+    return tuple(ArgumentTest(tuple(path.split(".")), "above", 10) for path in paths)
+
+
+@pytest.mark.parametrize("pattern", ["files.read", "files.*", "files"])
+async def test_a_mistyped_argument_of_a_rule_that_names_its_tools_holds_every_call(pattern: str) -> None:
+    stage = Held(ApprovalRule("one", (pattern,), arguments=above("amuont")), tools=(pays(), pays("write")))
+    id, _ = await stage.ask(call(arguments=PAY))
+    shown = stage.approvals.get(OPERATOR, id)
+    assert shown is not None
+    assert shown.why == "the rule names an argument that the tool does not have: amuont"
+    await stage.decide(id)
+    assert stage.sent() == [PAY]
+
+
+async def test_the_other_arguments_of_a_rule_with_a_mistyped_one_still_count() -> None:
+    stage = Held(ApprovalRule("one", ("files.read",), arguments=above("amuont", "amount")), tools=(pays(),))
+    stage.start(call(arguments=PAY))
+    assert stage.sent() == [PAY]
+    await stage.ask(call(arguments={"amount": 11}))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ApprovalRule("one", ("*",), arguments=above("amuont")),  # of all tools some may not have it
+        ApprovalRule("one", ("files.*",), arguments=above("other")),  # another tool of the server has it
+        ApprovalRule("one", ("files.read",), arguments=above("amount")),
+    ],
+)
+async def test_an_argument_that_a_call_leaves_out_holds_no_call(rule: ApprovalRule) -> None:
+    other = tool("write", inputSchema={"properties": {"other": {}}})
+    stage = Held(rule, tools=(pays(), other))
+    stage.start(call(arguments=PAY))
+    assert stage.sent() == [PAY]
+
+
+async def test_a_mistyped_argument_of_an_exemption_exempts_nothing() -> None:
+    mistyped = ArgumentTest(("amuont",), "below", 10)
+    stage = Held(ApprovalRule("small", ("files.read",), arguments=(mistyped,), approve=False), ALL, tools=(pays(),))
+    await stage.ask(call(arguments=PAY))
+
+
+async def test_arguments_that_no_tool_has_are_found_in_the_lists() -> None:
+    stage = Held(tools=(pays(), pays("write")))
+
+    def found(*tools: str, destructive: bool = False, approve: bool = True, path: str = "amuont") -> list[str]:
+        rule = ApprovalRule("r", tools, destructive, above("amount", path), approve=approve)
+        return [f"{tools}: {effect}" for _, tools, effect in lacking_arguments(rule, stage.hub.snapshot)]
+
+    assert found("files.read") == ["files.read: the rule holds every call of it"]
+    assert found("files.*", "files.write") == [
+        "files.*: the rule holds every call of it",
+        "files.write: the rule holds every call of it",
+    ]
+    assert found("files.read", approve=False) == ["files.read: the rule exempts nothing"]
+    assert found("*") == ["*: the rule holds nothing"]
+    assert found(destructive=True) == ["any destructive tool: the rule holds nothing"]
+    assert found("*", path="amount") == found("gone.read") == found("files.gone") == []
 
 
 async def test_other_rules_apply_to_calls_that_wait() -> None:

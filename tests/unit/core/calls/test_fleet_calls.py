@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.access.approval_rules import ApprovalRule
+from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
 from isthmus.core.access.budget_rules import Budget
 from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.background import BackgroundTasks
@@ -240,6 +240,20 @@ async def test_a_call_that_no_member_ran_leaves_its_approval() -> None:
     assert not lab.inflight.was_sent
     budgets.change(())
     lab.start("all")
+    await settled()
+    assert [len(link.sent) for link in lab.links.values()] == [1, 1], "nobody is asked again"
+
+
+async def test_a_call_is_approved_once_also_if_members_lack_an_argument_of_the_rule() -> None:
+    lab = Lab("m1", "m2")
+    approvals = lab.hub.approvals = CallApprovals(MemoryJournal(), time.time, lambda *_, **__: None)
+    approvals.has_operator = True
+    everywhere = ArgumentTest(("fleet_member",), "equals", "all")
+    approvals.change((ApprovalRule("everywhere", ("lab.*", "m1.*", "m2.*"), arguments=(everywhere,)),))
+    lab.start("all")
+    await settled()
+    (waiting,) = approvals.list(OPERATOR).approvals
+    await approvals.decide(waiting.id, "allow", OPERATOR, "")
     await settled()
     assert [len(link.sent) for link in lab.links.values()] == [1, 1], "nobody is asked again"
 
