@@ -27,7 +27,7 @@ from tests.frontends.wire import (
     rendered,
     until,
 )
-from tests.hubs import META, PATIENT, HubProcess, serving, stdio, write_config
+from tests.hubs import META, NODES, PATIENT, HubProcess, serving, stdio, write_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -265,7 +265,10 @@ async def test_both_kinds_are_listed_together_and_page_by_page(tmp_path: Path) -
         pages = [page async for page in listed(place, {})]
         assert [len(page) for page in pages] == [50, 50, 10]
         found = [task["taskId"] for page in pages for task in page]
-        assert (set(found[:60]), found[60:]) == (set(mine), theirs)
+        assert (set(found[:60]), set(found[60:])) == (set(mine), set(theirs))
+        # Nodes start the tasks of a cluster within the same millisecond.
+        most = 0 if NODES == 1 else 3
+        assert all(abs(found.index(task) - 60 - number) <= most for number, task in enumerate(theirs))
         assert {task["status"] for task in pages[0]} <= {"completed", "working"}
         for wrong in ("", "IngiCg==", "eyJ9", "Mg"):
             assert (await place.ask("tasks/list", {"cursor": wrong}))["error"]["code"] == -32602
