@@ -120,6 +120,8 @@ class PlacedServers:
         self._bus = bus
         self._loop = asyncio.get_running_loop()
         self._placed: dict[ServerName, PlacedServer] = {}
+        self._announced: dict[ServerName, dict[NodeId, NodeServer]] = {}
+        """What other nodes say of their programs, also of those that this node does not place now."""
         self._running: RunningHub | None = None
         self._journal: SharedJournal | None = None
         self._joined = asyncio.Event()
@@ -140,9 +142,7 @@ class PlacedServers:
 
     async def connect(self, settings: ServerSettings, start: Callable[[], Awaitable[BaseLink]]) -> BaseLink:
         """See `app.links.Placing`."""
-        placed = self._placed.get(settings.name)
-        if placed is None:
-            placed = self._placed[settings.name] = PlacedServer(settings)
+        placed = self._placed.get(settings.name) or self._add(settings)
         placed.settings = settings
         if placed.waiting:  # this link will replace the one that waits: its server wants to know why, too
             placed.known_problem = ""
@@ -216,14 +216,33 @@ class PlacedServers:
 
     def set_owner(self, node: NodeId, server: str, entry: NodeServer | None) -> None:
         """Another node runs a program, or does so no longer."""
-        placed = self._placed.get(ServerName(server))
-        if placed is None:
-            if entry is None or self._running is None:
+        name = ServerName(server)
+        announced = self._announced.setdefault(name, {})
+        announced.pop(node, None)
+        if entry is not None:
+            announced[node] = entry
+        elif not announced:
+            del self._announced[name]
+        placed = self._placed.get(name)
+        if placed is not None:
+            self._note(placed, node, entry)
+        elif self._running is not None:
+            settings = next((each for each in self._running.configuration.servers if each.name == name), None)
+            if entry is None or settings is None or not settings.owners:
                 return
-            found = next((each for each in self._running.configuration.servers if each.name == server), None)
-            if found is None or not found.owners:
-                return
-            placed = self._placed[found.name] = PlacedServer(found)
+            placed = self._add(settings)
+        else:
+            return
+        self._retarget(placed)
+
+    def _add(self, settings: ServerSettings) -> PlacedServer:
+        """Place a program; other nodes may run it already, if it was disabled here for a moment."""
+        placed = self._placed[settings.name] = PlacedServer(settings)
+        for node, entry in self._announced.get(settings.name, {}).items():
+            self._note(placed, node, entry)
+        return placed
+
+    def _note(self, placed: PlacedServer, node: NodeId, entry: NodeServer | None) -> None:
         placed.owners.pop(node, None)
         placed.problems.pop(node, None)
         if entry is None:
@@ -232,7 +251,6 @@ class PlacedServers:
             placed.problems[node] = StartFailure(entry.problem, self._loop.time(), not entry.is_leaving)
         else:
             placed.owners[node] = entry
-        self._retarget(placed)
 
     def is_served(self, server: str) -> bool:
         """Whether other nodes may use a program of this one."""
