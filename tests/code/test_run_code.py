@@ -174,6 +174,47 @@ async def test_a_warning_of_the_type_checker_refuses_nothing(hub: CodeHub) -> No
     assert await returned(hub, "# type: ignore\n1 + 1") == 2
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "shop_pay(nonce='n')",
+        "shop_pay(nonce='n')\n1",
+        "async def pay() -> None:\n    shop_pay(nonce='n')\nawait pay()",
+        "async def pay() -> int:\n    return 1\npay()",
+        "shop_add(a=1, b=2)['sum']",
+        "if shop_pay(nonce='n'):\n    print('paid')",
+    ],
+)
+async def test_a_call_without_await_is_refused_before_anything_runs(hub: CodeHub, code: str) -> None:
+    told = await refused(hub, code)
+    assert (told["error"], told["calls"], told["printed"]) == ("refused", 0, "")
+    assert "script.py:" in told["message"]
+    assert "forgot `await`" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "function"),
+    [
+        ("paid = shop_pay(nonce='n')\nawait shop_add(a=1, b=2)", "shop_pay"),
+        ("[shop_pay(nonce=each) for each in 'ab']", "shop_pay"),
+        ("print(shop_pay(nonce='n'))", "shop_pay"),
+        ("import asyncio\npaid = asyncio.gather(shop_pay(nonce='a'), shop_pay(nonce='b'))\n1", "shop_pay"),
+        ("async def pay() -> int:\n    return 1\n{'paid': [pay()]}", "pay"),
+    ],
+)
+async def test_a_script_with_a_call_that_was_never_awaited_fails(hub: CodeHub, code: str, function: str) -> None:
+    told = await refused(hub, code)
+    assert told["error"] == "failed"
+    assert "You forgot `await`" in told["message"]
+    assert f"`{function}`" in told["message"]
+
+
+async def test_a_call_that_an_error_beside_it_has_kept_from_starting_is_no_forgotten_await(hub: CodeHub) -> None:
+    own = "async def fails() -> None:\n    raise ValueError('no')"
+    beside = "try:\n    await asyncio.gather(fails(), shop_add(a=1, b=2))\nexcept ValueError:\n    pass"
+    assert await returned(hub, f"import asyncio\n{own}\n{beside}\n'caught'") == "caught"
+
+
 async def test_gathered_calls_run_side_by_side(hub: CodeHub) -> None:
     code = "import asyncio\nawait asyncio.gather(*[shop_meet(count=3) for _ in range(3)])"
     assert await returned(hub, code) == ["met", "met", "met"]

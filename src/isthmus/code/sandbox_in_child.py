@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -70,14 +71,24 @@ DEPTH_MAX = 60
 ERROR_LENGTH_MAX = 4_000
 SHOWN_LENGTH_MAX = 1_000
 
-PRELUDE: Final = "import json as _json\n"
-_WRAPPER: Final = """
-async def {name}(*_positional, **_arguments):
+UNAWAITED: Final = "_unawaited"
+"""How many calls of each tool a script has created and not awaited."""
+
+PRELUDE: Final = f"import json as _json\n{UNAWAITED} = {{}}\n"
+_WRAPPER: Final = f"""
+def {{name}}(*_positional, **_arguments):
     if _positional:
-        raise TypeError('{name}() takes keyword arguments only')
-    _sent = _json.dumps(_arguments)
-    return _json.loads(await _call({exposed}, _sent))
+        raise TypeError('{{name}}() takes keyword arguments only')
+    async def {{name}}():
+        {UNAWAITED}['{{name}}'] -= 1
+        _sent = _json.dumps(_arguments)
+        return _json.loads(await _call({{exposed}}, _sent))
+    {UNAWAITED}['{{name}}'] = {UNAWAITED}.get('{{name}}', 0) + 1
+    return {{name}}()
 """
+
+COROUTINE: Final = re.compile(r"<coroutine object (\w+)>")
+"""A coroutine in a result: the sandbox returns it as this text."""
 
 
 # -- what crosses the border -------------------------------------------------------------------------------------------
@@ -404,7 +415,7 @@ class ScriptThread:
         while True:
             match step:
                 case monty.MontyComplete():
-                    return self._returned(step.output)
+                    return self._returned(step.output, session)
                 case monty.FunctionSnapshot():
                     if step.is_os_function:
                         step = self._os_call(step)
@@ -492,12 +503,30 @@ class ScriptThread:
         self._printed_bytes += len(text)
         self._printed.append(text if len(text) <= room else f"{text[:room]}\n… the rest was cut (output_bytes)\n")
 
-    def _returned(self, value: object) -> ScriptEnd:
+    def _returned(self, value: object, session: MontySession) -> ScriptEnd:
         try:
             text = bounded_json(value, self._settings.output_bytes)
         except ValueError as error:
             return self._end("limit", message=f"The result {error}; return less, or print a part of it")
+        if forgotten := self._unawaited(text, session):
+            names = ", ".join(f"`{name}`" for name in forgotten)
+            said = f"You forgot `await` before a call of {names}: without it the function does not run"
+            return self._end("failed", message=_cut(said))
         return self._end("returned", result=text)
+
+    def _unawaited(self, result: str, session: MontySession) -> list[str]:
+        """The functions that were called without `await`: tools, and the script's own if they are in its result."""
+        import pydantic_monty as monty  # noqa: PLC0415 - as in `_run`
+
+        code = self._source.code
+        own = [name for name in COROUTINE.findall(result) if re.search(rf"async\s+def\s+{name}\b", code)]
+        counts: object = {}
+        # An error in one of gathered calls keeps others from starting, which were awaited.
+        if not ("gather" in code and "except" in code):
+            with suppress(monty.MontyError):  # the state is that of an earlier version
+                counts = session.feed_run(UNAWAITED, skip_type_check=True)
+        tools = [name for name, count in counts.items() if count] if isinstance(counts, dict) else []
+        return list(dict.fromkeys([*tools, *own]))
 
     def _failure(self, error: MontyError) -> ScriptEnd:
         words = _without_prelude(error.display()) if hasattr(error, "display") else str(error)

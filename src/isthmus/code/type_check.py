@@ -12,6 +12,8 @@ from typing import Final
 _WRONG_ARGUMENT: Final = re.compile(
     r".*: error\[invalid-argument-type\] Argument .* is incorrect: Expected `([^`]*)`, found `([^`]*)`"
 )
+_FORGOTTEN_AWAIT: Final = re.compile(r"(.*): warning\[(unused-awaitable|redundant-condition)\] .*`CoroutineType\[.*")
+"""What is only a warning to the checker: a function that is called without `await` does not run."""
 _WIDER: Final = {("bool", "int"), ("bool", "float"), ("int", "float")}
 COMPARED_MAX = 2_000
 """Types that are compared for one script; beyond that its errors stay errors."""
@@ -25,10 +27,18 @@ def real_errors(found: str, stubs: str) -> list[str]:
     only sends JSON, so such an argument is compared part by part. A `dict[str, str]` may be an `Item` if no value is of
     a wrong type, and each required member could be among them; the hub checks the arguments themselves before the call.
     """
-    errors = [line for line in found.splitlines() if ": error[" in line]
     compared: _Comparison | None = None
     real: list[str] = []
-    for line in errors:
+    for line in found.splitlines():
+        if (forgotten := _FORGOTTEN_AWAIT.fullmatch(line)) is not None:
+            at, rule = forgotten.groups()
+            real.append(f"{at}: error[{rule}] You forgot `await`: without it the function does not run")
+            continue
+        if ": error[" not in line:
+            continue
+        if "`CoroutineType[" in line:
+            real.append(f"{line}: you forgot `await`")
+            continue
         if (wrong := _WRONG_ARGUMENT.fullmatch(line)) is not None:
             compared = compared or _Comparison(stubs)
             if compared.may_be(wrong[2], wrong[1]):
