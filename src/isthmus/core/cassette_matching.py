@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -105,6 +105,8 @@ class CallLine(_CassetteLine, frozen=True, kw_only=True):
     """It began before the one above had ended, so their order may change."""
     redacted: bool = False
     """Secrets in its arguments are replaced by `***`."""
+    fixed: tuple[str, ...] = ()
+    """Arguments that its caller's set fills in. Their values may be private: the file has only what the caller sent."""
 
 
 class ProgressLine(_CassetteLine, frozen=True, kw_only=True):
@@ -288,6 +290,14 @@ class Cassette(msgspec.Struct, frozen=True):
     head: HeadLine
     servers: Mapping[str, RecordedServer]
     calls: Sequence[RecordedCall]
+
+    def fixed_in(self, server: str) -> dict[str, set[str]]:
+        """By tool of a server: the arguments that a set has filled in."""
+        found: dict[str, set[str]] = {}
+        for each in self.calls:
+            if each.call.fixed and each.call.server == server:
+                found.setdefault(each.call.call, set()).update(each.call.fixed)
+        return found
 
 
 def read_cassette(text: bytes) -> Cassette:
@@ -505,9 +515,16 @@ def differences_of(recorded: RecordedCall, given: IncomingCall) -> list[str]:
     found = []
     if (call.server, call.kind, call.call) != (given.server, given.kind, given.name):
         found.append(f"it is {recorded.title} there and {given.title} here")
-    is_redacted = call.redacted
-    found += json_differences(call.arguments, given.arguments, "arguments", is_redacted=is_redacted)
+    is_redacted, arguments = call.redacted, without_members(given.arguments, call.fixed)
+    found += json_differences(call.arguments, arguments, "arguments", is_redacted=is_redacted)
     return found + json_differences(call.extra, given.extra, "request", is_redacted=is_redacted)
+
+
+def without_members(payload: Raw, names: Collection[str]) -> Raw:
+    """A JSON object without these members; the same object if it has none of them."""
+    if not names or not isinstance(value := _decoded(payload), dict) or value.keys().isdisjoint(names):
+        return payload
+    return Raw(json.dumps({name: each for name, each in value.items() if name not in names}).encode())
 
 
 def json_differences(there: Raw, here: Raw, path: str, *, is_redacted: bool = False) -> list[str]:
