@@ -371,6 +371,7 @@ def create_issue(repo: str, title: str) -> str:
     return f"{repo}: {title}"
 '''
 BOT = "key-of-bot-0123456789"
+RECORD_OTHER = ("record", "other.jsonl", "--config", "isthmus.json", "--")
 
 
 @pytest.fixture(scope="module")
@@ -390,6 +391,21 @@ def fixed_by_a_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     asyncio.run(record())
     return folder
+
+
+async def test_a_recorded_command_needs_no_key_although_the_hub_has_callers(fixed_by_a_set: Path) -> None:
+    for words in (("create_issue", "repo=r"), ("--set", "support", "report")):
+        record = (*RECORD_OTHER, *quick_isthmus("call", *words, "title=x"))
+        code, printed, said = await run(fixed_by_a_set, *record)
+        assert (code, printed) == (0, "r: x\n" if "repo=r" in words else "a-private-repo: x\n"), said
+        assert sum('"call":' in line for line in (fixed_by_a_set / "other.jsonl").read_text().split("\n")) == 1
+
+
+async def test_a_recorded_command_uses_a_key_of_its_own_if_it_has_one(fixed_by_a_set: Path) -> None:
+    record = (*RECORD_OTHER, *quick_isthmus("call", "create_issue", "title=x"))
+    for key, code, expected in ((BOT, 1, "there is no tool 'create_issue'"), ("wrong" * 5, 5, "rejected the key")):
+        ended = await hubs.run(*record, folder=fixed_by_a_set, env={"HOME": str(fixed_by_a_set), "ISTHMUS_KEY": key})
+        assert (ended.code, expected in ended.err) == (code, True), ended
 
 
 @pytest.mark.parametrize(

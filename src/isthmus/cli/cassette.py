@@ -19,6 +19,7 @@ from isthmus.app.serve import serve
 from isthmus.app.stdio import run_stdio
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.find_hub import HUB_VARIABLE, STATE_VARIABLE
 from isthmus.cli.options import WholeNumber, with_config, with_log_level
 from isthmus.cli.output import print_error
 from isthmus.cli.run_command import run_service
@@ -31,9 +32,6 @@ from isthmus.frontends.http.listener import ListenError
 from isthmus.transport.process import SpawnFailed, run_foreground
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-HUB_VARIABLE = "ISTHMUS_HUB"
-"""Tells the command where the hub is; other commands of isthmus read it, too."""
 
 URL_WORD = "{url}"
 """Stands for the address of MCP in the words of the command."""
@@ -204,7 +202,7 @@ async def _serve(configuration: Configuration, command: Sequence[str]) -> int:
             return _result(serving)
         origin = opened.result()
         words = [word.replace(URL_WORD, f"{origin}/mcp") for word in command]
-        running = tasks.spawn("command", _expected(run_foreground(words, {**os.environ, HUB_VARIABLE: origin})))
+        running = tasks.spawn("command", _expected(run_foreground(words, _environment(configuration, origin))))
         await asyncio.wait({serving, running}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             # The hub ends as by any signal: running calls finish, and the cassette is written.
@@ -217,6 +215,11 @@ async def _serve(configuration: Configuration, command: Sequence[str]) -> int:
         return code if code >= 0 else 128 - code
     finally:
         await tasks.aclose()
+
+
+def _environment(configuration: Configuration, origin: str) -> dict[str, str]:
+    """The environment of the command: commands of isthmus find the hub there, and the key of the local operator."""
+    return {**os.environ, HUB_VARIABLE: origin, STATE_VARIABLE: os.path.abspath(configuration.hub.state)}
 
 
 async def _expected(work: Coroutine[Any, Any, int | None]) -> int | Exception | None:
