@@ -363,6 +363,17 @@ async def test_a_search_without_a_match_says_where_tools_are(hub: HubProcess) ->
         assert answer["result"]["content"][0]["text"] == (
             "No tool matches. Use other words, or fewer. Servers with tools: one."
         )
+    async with at(hub) as raw:
+        answer = await raw.call("search_tools", {"query": "issue", "server": "onne"})
+        assert answer["result"]["content"][0]["text"] == (
+            "No server 'onne' has tools here. Servers with tools: builtin, desk, one, two."
+        )
+        answer = await raw.call("search_tools", {"query": "issue", "tag": "chozen"})
+        assert answer["result"]["content"][0]["text"] == (
+            "No tool with the tag 'chozen' matches. Leave the tag out, or use other words."
+        )
+        answer = await raw.call("search_tools", {"query": "xylophone", "server": "one"})
+        assert answer["result"]["content"][0]["text"] == "No tool of one matches. Use other words, or fewer."
     async with at(hub, who="nothing") as raw:
         answer = await raw.call("search_tools", {"query": "search"})
         assert answer["result"]["content"][0]["text"].endswith("Servers with tools: none.")
