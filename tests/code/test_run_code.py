@@ -18,6 +18,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from isthmus.code.sandbox_in_child import NICENESS, worker_cores
+from isthmus.model.callers import VIRTUAL_TOOLS
 from isthmus.transport.process_tree import descendants
 from tests.agents.field import run as run_agent
 from tests.code.conftest import KEYS, CodeHub
@@ -62,7 +63,7 @@ async def refused(hub: CodeHub, code: str, who: str = "plain", **more: Any) -> d
 async def test_a_model_sees_only_the_tools_of_code_mode(hub: CodeHub) -> None:
     async with hub.raw() as raw:
         names = set(await raw.names())
-    assert names == SEEN
+    assert names == SEEN == VIRTUAL_TOOLS.keys() - {"call_tool"}
 
 
 async def test_a_caller_whose_tools_are_listed_has_no_scripts(hub: CodeHub) -> None:
@@ -70,6 +71,7 @@ async def test_a_caller_whose_tools_are_listed_has_no_scripts(hub: CodeHub) -> N
         assert "shop.add" in await raw.names()
         answer = await raw.call("run_code", {"code": "1"})
         assert answer["error"]["data"]["reason"] == "unknown_tool"
+        assert 'for callers with expose = "code" (of [hub], a set or the caller)' in answer["error"]["message"]
 
 
 async def signatures(hub: CodeHub, who: str = "plain", **arguments: Any) -> str:
