@@ -250,7 +250,9 @@ async def test_a_script_cannot_run_another(hub: CodeHub) -> None:
 
 async def test_a_script_that_does_not_end_in_time_is_ended_with_its_calls(hub: CodeHub) -> None:
     told = await refused(hub, "print('begun')\nawait shop_hold(nonce='late')", timeout=3)
-    assert "did not end in time" in told["message"]
+    assert told["message"] == (
+        "The script did not end in time: it had 3 s, the timeout of the call. Calls that it had made: 1."
+    )
     assert (told["error"], told["printed"], told["calls"]) == ("limit", "begun\n", 1)
 
 
