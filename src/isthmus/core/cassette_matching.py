@@ -472,7 +472,8 @@ class Player:
             return f"{self._file} has no calls."
         if self.match == "strict":
             if not expected:
-                return f"All {len(calls)} calls of {self._file} were made, and {given.title} is one more."
+                made = f"All {len(calls)} calls of {self._file} were made, and {given.title} is one more."
+                return made + self._elsewhere(given)
             nearest = min(expected, key=lambda each: _distance(each, given))
             what = f"The next call of {self._file} is another one"
         else:
@@ -481,7 +482,16 @@ class Player:
         found = differences_of(nearest, given)
         more = f", and {len(found) - DIFFERENCES_MAX} more" if len(found) > DIFFERENCES_MAX else ""
         said = "; ".join(found[:DIFFERENCES_MAX])
-        return f"{what}. The nearest is {nearest.title} in line {nearest.line}: {said}{more}."
+        where = self._elsewhere(given) if self.match == "strict" else ""
+        return f"{what}. The nearest is {nearest.title} in line {nearest.line}: {said}{more}.{where}"
+
+    def _elsewhere(self, given: IncomingCall) -> str:
+        """Another sentence if a lenient replay would answer this call."""
+        same = next((each for each in self.cassette.calls if is_same_call(each, given)), None)
+        if same is None:
+            return ""
+        rule = "a strict replay wants each call once and in order; lenient does not"
+        return f" The call of line {same.line} is this one, but {rule}."
 
 
 def _like(calls: Sequence[RecordedCall], given: IncomingCall) -> Sequence[RecordedCall]:

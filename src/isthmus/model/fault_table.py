@@ -129,7 +129,7 @@ FAULTS: Mapping[str, FaultRow] = {
     "not_recorded": FaultRow(
         "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "error",
         "Not in the cassette",
-        "Record the cassette again; a strict replay may also be one with `--match lenient`."),
+        "Make the calls that were recorded, or record the cassette again."),
     "approval_pending": FaultRow(
         "no", REFUSED, 409, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
         "The call waits for approval",
