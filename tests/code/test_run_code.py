@@ -231,6 +231,17 @@ async def test_a_failed_call_raises_its_reason_and_whether_it_ran(hub: CodeHub) 
     assert "tool_error: no stock (executed: yes)" in told["message"]
 
 
+async def test_a_failed_call_in_a_gather_is_named_with_its_lines(hub: CodeHub) -> None:
+    code = "import asyncio\nx = 1\nawait asyncio.gather(shop_add(a=1, b=2), shop_fail(why='no stock'))"
+    told = await refused(hub, code)
+    assert told["message"] == (
+        'Traceback (most recent call last):\n  File "script.py", line 3, in a gathered call of shop_fail\n'
+        "RuntimeError: tool_error: no stock (executed: yes)"
+    )
+    told = await refused(hub, f"{code}\nshop_fail")
+    assert 'File "script.py", line 3 or 4, in a gathered call of shop_fail' in told["message"]
+
+
 async def test_a_denied_tool_looks_like_a_missing_one_and_is_not_called(hub: CodeHub) -> None:
     before = len(hub.ledger.lines())
     told = await refused(hub, "await shop_secret()")

@@ -87,6 +87,10 @@ def {{name}}(*_positional, **_arguments):
     return {{name}}()
 """
 
+_OWN_FRAME: Final = re.compile(r'  File "<python-input-0>", line \d+, in (\w+)\n')
+LINES_MAX = 5
+"""Lines of a script that a traceback names in place of one that is not known."""
+
 COROUTINE: Final = re.compile(r"<coroutine object (\w+)>")
 """A coroutine in a result: the sandbox returns it as this text."""
 
@@ -378,7 +382,7 @@ class ScriptThread:
         except monty.MontyTypingError as error:
             return self._end("refused", message=_cut("\n".join(real_errors(error.display(), self._source.stubs()))))
         except monty.MontySyntaxError as error:
-            return self._end("refused", message=_cut(_without_prelude(error.display())))
+            return self._end("refused", message=_cut(_without_prelude(error.display(), self._source.code)))
         except monty.MontyCrashedError as error:
             return self._end("crashed", message=_crash_words(error, timed_out=error.timed_out))
         except monty.MontyRuntimeError as error:
@@ -529,7 +533,7 @@ class ScriptThread:
         return list(dict.fromkeys([*tools, *own]))
 
     def _failure(self, error: MontyError) -> ScriptEnd:
-        words = _without_prelude(error.display()) if hasattr(error, "display") else str(error)
+        words = _without_prelude(error.display(), self._source.code) if hasattr(error, "display") else str(error)
         inner = error.exception()
         kind: EndKind = "limit" if isinstance(inner, MemoryError | TimeoutError | RecursionError) else "failed"
         if isinstance(inner, TimeoutError) and TIME_LIMIT in str(inner):
@@ -554,10 +558,18 @@ def _resumed(answer: AnswerCall) -> dict[str, str | None]:
     return {"return_value": None if answer.json == SLEPT else answer.json}
 
 
-def _without_prelude(display: str) -> str:
-    """A traceback without the hub's own functions: a frame has up to three lines."""
+def _without_prelude(display: str, code: str) -> str:
+    """A traceback without the hub's own functions: a frame has up to three lines.
+
+    A gathered call has only these: then the lines of the script that name the tool take their place.
+    """
     kept: list[str] = []
     is_ours = False
+    if '"<python-input-1>"' not in display and (tool := _OWN_FRAME.search(display)) is not None:
+        named = re.compile(rf"\b{tool[1]}\b").search
+        lines = [str(number) for number, line in enumerate(code.splitlines(), 1) if named(line)]
+        where = f'  File "script.py", line {" or ".join(lines[:LINES_MAX])}, in a gathered call of {tool[1]}\n'
+        display = f"{display[: tool.start()]}{where}{display[tool.start() :]}"
     for line in display.splitlines():
         if line.startswith("  File "):
             is_ours = '"<python-input-0>"' in line
