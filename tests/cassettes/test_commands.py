@@ -385,3 +385,75 @@ async def test_refusals_by_rules_are_replayed_and_others_happen_again(tmp_path: 
     shown = json.loads(json.dumps(recorded).replace(ids.pop(), "ap_1"))
     assert {each["data"].pop("approval", None) for each in replayed if "data" in each} == {"ap_1", None}
     assert replayed == shown
+
+
+WORK = '''
+def create_issue(repo: str, title: str) -> str:
+    """Create an issue."""
+    return f"{repo}: {title}"
+'''
+BOT = "key-of-bot-0123456789"
+RECORD_OTHER = ("record", "other.jsonl", "--config", "isthmus.json", "--")
+
+
+@pytest.fixture(scope="module")
+def fixed_by_a_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a cassette of a call in a set that fixes an argument, and the configuration of the set."""
+    folder = tmp_path_factory.mktemp("fixed")
+    (folder / "work.py").write_text(WORK)
+    report = {"name": "report", "fixed": {"repo": "a-private-repo"}}
+    sets = {"support": {"tools": ["work.create_issue"], "tool": {"work.create_issue": report}}}
+    callers = {"bot": {"key": BOT, "allow": ["*"], "set": "support"}}
+    config = write_config(folder, {"work": {"python": "work", "path": "."}}, sets=sets, callers=callers)
+
+    async def record() -> None:
+        words = ("record", "calls.jsonl", "--config", str(config), "--", *quick_isthmus("call", "report", "title=x"))
+        ended = await hubs.run(*words, folder=folder, env={"HOME": str(folder), "ISTHMUS_KEY": BOT})
+        assert (ended.code, ended.out) == (0, "a-private-repo: x\n"), ended
+
+    asyncio.run(record())
+    return folder
+
+
+async def test_a_recorded_command_needs_no_key_although_the_hub_has_callers(fixed_by_a_set: Path) -> None:
+    for words in (("create_issue", "repo=r"), ("--set", "support", "report")):
+        record = (*RECORD_OTHER, *quick_isthmus("call", *words, "title=x"))
+        code, printed, said = await run(fixed_by_a_set, *record)
+        assert (code, printed) == (0, "r: x\n" if "repo=r" in words else "a-private-repo: x\n"), said
+        assert sum('"call":' in line for line in (fixed_by_a_set / "other.jsonl").read_text().split("\n")) == 1
+
+
+async def test_a_recorded_command_uses_a_key_of_its_own_if_it_has_one(fixed_by_a_set: Path) -> None:
+    record = (*RECORD_OTHER, *quick_isthmus("call", "create_issue", "title=x"))
+    for key, code, expected in ((BOT, 1, "there is no tool 'create_issue'"), ("wrong" * 5, 5, "rejected the key")):
+        ended = await hubs.run(*record, folder=fixed_by_a_set, env={"HOME": str(fixed_by_a_set), "ISTHMUS_KEY": key})
+        assert (ended.code, expected in ended.err) == (code, True), ended
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("call", "create_issue", "title=x"),
+        ("call", "create_issue", "title=x", "repo=other"),
+        ("call", "--set", "support", "report", "title=x"),
+    ],
+)
+async def test_a_call_with_fixed_arguments_of_a_set_is_replayed_with_and_without_the_set(
+    fixed_by_a_set: Path, words: tuple[str, ...]
+) -> None:
+    config = ("--config", "isthmus.json") if "--set" in words else ()
+    replay = ("replay", "calls.jsonl", *config, "--", *quick_isthmus(*words))
+    assert await run(fixed_by_a_set, *replay) == (0, "a-private-repo: x\n", "")
+
+
+async def test_fixed_arguments_of_a_set_are_not_in_the_cassette_and_others_must_be_equal(fixed_by_a_set: Path) -> None:
+    (call,) = [line for line in (fixed_by_a_set / "calls.jsonl").read_text().split("\n") if '"call":' in line]
+    assert json.loads(call) == {
+        "arguments": {"title": "x"},
+        "call": "create_issue",
+        "fixed": ["repo"],
+        "server": "work",
+    }
+    replay = ("replay", "calls.jsonl", "--", *quick_isthmus("call", "create_issue", "title=y"))
+    code, _, said = await run(fixed_by_a_set, *replay)
+    assert (code, 'arguments.title is "x" there and "y" here' in said, "repo" in said) == (1, True, False)

@@ -19,6 +19,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from isthmus.code.sandbox_in_child import NICENESS, worker_cores
+from isthmus.model.callers import VIRTUAL_TOOLS
 from isthmus.transport.process_tree import descendants
 from tests.agents.field import run as run_agent
 from tests.code.conftest import KEYS, CodeHub
@@ -63,7 +64,7 @@ async def refused(hub: CodeHub, code: str, who: str = "plain", **more: Any) -> d
 async def test_a_model_sees_only_the_tools_of_code_mode(hub: CodeHub) -> None:
     async with hub.raw() as raw:
         names = set(await raw.names())
-    assert names == SEEN
+    assert names == SEEN == VIRTUAL_TOOLS.keys() - {"call_tool"}
 
 
 async def test_a_caller_whose_tools_are_listed_has_no_scripts(hub: CodeHub) -> None:
@@ -71,6 +72,7 @@ async def test_a_caller_whose_tools_are_listed_has_no_scripts(hub: CodeHub) -> N
         assert "shop.add" in await raw.names()
         answer = await raw.call("run_code", {"code": "1"})
         assert answer["error"]["data"]["reason"] == "unknown_tool"
+        assert 'for callers with expose = "code" (of [hub], a set or the caller)' in answer["error"]["message"]
 
 
 async def signatures(hub: CodeHub, who: str = "plain", **arguments: Any) -> str:
@@ -175,6 +177,47 @@ async def test_a_warning_of_the_type_checker_refuses_nothing(hub: CodeHub) -> No
     assert await returned(hub, "# type: ignore\n1 + 1") == 2
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "shop_pay(nonce='n')",
+        "shop_pay(nonce='n')\n1",
+        "async def pay() -> None:\n    shop_pay(nonce='n')\nawait pay()",
+        "async def pay() -> int:\n    return 1\npay()",
+        "shop_add(a=1, b=2)['sum']",
+        "if shop_pay(nonce='n'):\n    print('paid')",
+    ],
+)
+async def test_a_call_without_await_is_refused_before_anything_runs(hub: CodeHub, code: str) -> None:
+    told = await refused(hub, code)
+    assert (told["error"], told["calls"], told["printed"]) == ("refused", 0, "")
+    assert "script.py:" in told["message"]
+    assert "forgot `await`" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "function"),
+    [
+        ("paid = shop_pay(nonce='n')\nawait shop_add(a=1, b=2)", "shop_pay"),
+        ("[shop_pay(nonce=each) for each in 'ab']", "shop_pay"),
+        ("print(shop_pay(nonce='n'))", "shop_pay"),
+        ("import asyncio\npaid = asyncio.gather(shop_pay(nonce='a'), shop_pay(nonce='b'))\n1", "shop_pay"),
+        ("async def pay() -> int:\n    return 1\n{'paid': [pay()]}", "pay"),
+    ],
+)
+async def test_a_script_with_a_call_that_was_never_awaited_fails(hub: CodeHub, code: str, function: str) -> None:
+    told = await refused(hub, code)
+    assert told["error"] == "failed"
+    assert "You forgot `await`" in told["message"]
+    assert f"`{function}`" in told["message"]
+
+
+async def test_a_call_that_an_error_beside_it_has_kept_from_starting_is_no_forgotten_await(hub: CodeHub) -> None:
+    own = "async def fails() -> None:\n    raise ValueError('no')"
+    beside = "try:\n    await asyncio.gather(fails(), shop_add(a=1, b=2))\nexcept ValueError:\n    pass"
+    assert await returned(hub, f"import asyncio\n{own}\n{beside}\n'caught'") == "caught"
+
+
 async def test_gathered_calls_run_side_by_side(hub: CodeHub) -> None:
     code = "import asyncio\nawait asyncio.gather(*[shop_meet(count=3) for _ in range(3)])"
     assert await returned(hub, code) == ["met", "met", "met"]
@@ -187,6 +230,17 @@ async def test_a_failed_call_raises_its_reason_and_whether_it_ran(hub: CodeHub) 
     assert told["error"] == "failed"
     assert 'File "script.py", line 2' in told["message"]
     assert "tool_error: no stock (executed: yes)" in told["message"]
+
+
+async def test_a_failed_call_in_a_gather_is_named_with_its_lines(hub: CodeHub) -> None:
+    code = "import asyncio\nx = 1\nawait asyncio.gather(shop_add(a=1, b=2), shop_fail(why='no stock'))"
+    told = await refused(hub, code)
+    assert told["message"] == (
+        'Traceback (most recent call last):\n  File "script.py", line 3, in a gathered call of shop_fail\n'
+        "RuntimeError: tool_error: no stock (executed: yes)"
+    )
+    told = await refused(hub, f"{code}\nshop_fail")
+    assert 'File "script.py", line 3 or 4, in a gathered call of shop_fail' in told["message"]
 
 
 async def test_a_denied_tool_looks_like_a_missing_one_and_is_not_called(hub: CodeHub) -> None:
@@ -208,7 +262,9 @@ async def test_a_script_cannot_run_another(hub: CodeHub) -> None:
 
 async def test_a_script_that_does_not_end_in_time_is_ended_with_its_calls(hub: CodeHub) -> None:
     told = await refused(hub, "print('begun')\nawait shop_hold(nonce='late')", timeout=3)
-    assert "did not end in time" in told["message"]
+    assert told["message"] == (
+        "The script did not end in time: it had 3 s, the timeout of the call. Calls that it had made: 1."
+    )
     assert (told["error"], told["printed"], told["calls"]) == ("limit", "begun\n", 1)
 
 

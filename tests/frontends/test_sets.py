@@ -494,11 +494,13 @@ async def test_stdio_serves_a_set(tmp_path: Path, mode: Any) -> None:
         assert result.structured_content == {"title": "t", "repo": "acme/x"}
 
 
-async def test_stdio_serves_a_set_of_a_running_hub(hub: HubProcess) -> None:
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_stdio_serves_a_set_of_a_running_hub(hub: HubProcess, mode: Any) -> None:
     words = quick_isthmus("stdio", "--hub", f"http://127.0.0.1:{hub.port}", "--set", "dev")
     env = environment({"ISTHMUS_KEY": KEYS["free"]})
-    async with client_over_stdio(words, mode="2026-07-28", env=env) as client:
+    async with client_over_stdio(words, mode=mode, env=env) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == DEV
+        assert client.instructions == "For people who write programs."
 
 
 async def test_stdio_refuses_a_set_that_does_not_exist(tmp_path: Path) -> None:

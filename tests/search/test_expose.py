@@ -216,7 +216,43 @@ async def test_a_hub_that_exposes_all_has_neither_tool(tmp_path: Path) -> None:
     async with serving(tmp_path, {"one": SERVERS["one"]}, limits=PATIENT) as running, Raw(running.url) as raw:
         for name in VIRTUAL:
             assert name not in await raw.names()
-            assert (await raw.call(name, {"query": "q"}))["error"]["message"] == f"Unknown tool: {name}"
+            assert (await raw.call(name, {"query": "q"}))["error"]["message"] == (
+                f'Unknown tool: {name}; it is a tool of the hub, for callers with expose = "search" (of [hub], a set or'
+                " the caller)"
+            )
+        code, _, complained = await command_line(tmp_path, "call", "run_code", "code=1")
+        assert (code, """the hub's own tool 'run_code' needs expose = "code" """[:-1] in complained) == (1, True)
+        assert "of [hub], of the set or of the caller" in complained
+
+
+@pytest.mark.parametrize("more", [(), ("--private",)], ids=["running", "private"])
+async def test_commands_call_tools_of_the_hub_that_it_exposes(
+    hub: HubProcess, folder: Path, more: tuple[str, ...]
+) -> None:
+    code, out, complained = await command_line(folder, "call", "search_tools", "query=create issue", *more)
+    assert (code, "one.create_issue" in out) == (0, True), complained
+    _, out, _ = await command_line(folder, "tools", "call_tool", *more)
+    assert "isthmus call call_tool name=NAME" in out
+    code, _, complained = await command_line(folder, "call", "run_code", "code=1", *more)
+    assert (code, 'needs expose = "code"' in complained) == (1, True)
+
+
+async def test_the_command_ranks_tools_as_the_hub_does(tmp_path: Path) -> None:
+    (tmp_path / "desk.py").write_text(DESK)
+    servers = {**SERVERS, "one": stdio(command())}  # a tag makes its tool rank after an equal one, and no list has it
+    async with serving(tmp_path, servers, hub={"expose": "search"}, limits=PATIENT) as running:
+        for query in ("file an issue", "crate isue", "find something", "confirm title"):
+            async with Raw(running.url) as raw:
+                ranked = found(await raw.call("search_tools", {"query": query}))
+            _, out, _ = await command_line(tmp_path, "tools", "search", *query.split())
+            assert [line.split()[0] for line in out.splitlines()] == ranked
+            _, out, _ = await command_line(tmp_path, "tools", "search", *query.split(), "--limit", "1", "--json")
+            assert [tool["name"] for tool in json.loads(out)["tools"]] == ranked[:1]
+
+
+async def test_a_limit_needs_a_search(hub: HubProcess, folder: Path) -> None:
+    code, _, complained = await command_line(folder, "tools", "--limit", "3")
+    assert (code, "--limit is for `isthmus tools search WORDS`" in complained) == (2, True)
 
 
 async def test_the_audit_log_names_the_tool_that_was_called(hub: HubProcess, folder: Path) -> None:
@@ -363,6 +399,17 @@ async def test_a_search_without_a_match_says_where_tools_are(hub: HubProcess) ->
         assert answer["result"]["content"][0]["text"] == (
             "No tool matches. Use other words, or fewer. Servers with tools: one."
         )
+    async with at(hub) as raw:
+        answer = await raw.call("search_tools", {"query": "issue", "server": "onne"})
+        assert answer["result"]["content"][0]["text"] == (
+            "No server 'onne' has tools here. Servers with tools: builtin, desk, one, two."
+        )
+        answer = await raw.call("search_tools", {"query": "issue", "tag": "chozen"})
+        assert answer["result"]["content"][0]["text"] == (
+            "No tool with the tag 'chozen' matches. Leave the tag out, or use other words."
+        )
+        answer = await raw.call("search_tools", {"query": "xylophone", "server": "one"})
+        assert answer["result"]["content"][0]["text"] == "No tool of one matches. Use other words, or fewer."
     async with at(hub, who="nothing") as raw:
         answer = await raw.call("search_tools", {"query": "search"})
         assert answer["result"]["content"][0]["text"].endswith("Servers with tools: none.")

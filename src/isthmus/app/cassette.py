@@ -7,19 +7,23 @@ commands for it, and `isthmus.testing` is for tests.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.cassette_matching import Match, Player, Timing, read_cassette
+from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.telemetry.call_recorder import CassetteRecorder, CassetteSettings, Redact
 from isthmus.upstream.credential_redaction import redact_whole
 from isthmus.upstream.server_settings import ReplaySettings, ServerSettings
+
+NO_SETS: Mapping[str, SetSettings] = MappingProxyType({})
 
 NEVER = 1_000_000_000
 """So many failures never happen: a replayed fault must not open a circuit breaker."""
@@ -66,7 +70,9 @@ class ReplayPlace:
     port: int = 8765
 
 
-def replay_configuration(player: Player, place: ReplayPlace) -> Configuration:
+def replay_configuration(
+    player: Player, place: ReplayPlace, sets: Mapping[str, SetSettings] = NO_SETS
+) -> Configuration:
     """The configuration of a hub whose servers are those of a cassette. It needs no file, keys or network."""
     head = player.cassette.head
     limits = Limits(breaker_failures=NEVER, breaker_calls=NEVER)
@@ -84,4 +90,4 @@ def replay_configuration(player: Player, place: ReplayPlace) -> Configuration:
     servers = (
         ServerSettings(ServerName(name), ReplaySettings("cassette", player=player)) for name in player.cassette.servers
     )
-    return Configuration(None, hub, tuple(servers))
+    return Configuration(None, hub, tuple(servers), sets)

@@ -33,6 +33,7 @@ from isthmus.cli.output import harmless, print_error, print_output
 from isthmus.cli.rest_client import CallFailure, HeldCall, HubCall, HubClient, HubQuestion, command_failed
 from isthmus.cli.run_command import run_command
 from isthmus.core.catalog.names import AmbiguousName, llm_form, resolve, suggestions
+from isthmus.model.callers import VIRTUAL_TOOLS
 from isthmus.model.calls import Event, Progress, Result
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.wire.jsonrpc import object_members, render
@@ -201,6 +202,8 @@ async def _find_tool(hub: HubClient, name: str, deadline: float) -> ListedFeatur
         try:
             return choose(name, listing, set_name=hub.set_name)
         except CommandFailed:
+            if (virtual := await _virtual_tool(hub, name)) is not None:
+                return virtual
             starting = [missing for missing, gone in listing.missing.items() if gone.state == "starting"]
             if time.monotonic() > deadline or not (server in starting if method else starting):
                 servers = read_servers(await hub.servers()) if method else []
@@ -221,8 +224,15 @@ async def find_listed(hub: HubClient, name: str, shape: ListShape) -> ListedFeat
     try:
         return choose(name, listing, shape, hub.set_name)
     except CommandFailed:
+        if shape is TOOLS and (virtual := await _virtual_tool(hub, name)) is not None:
+            return virtual
         _check_enabled(name, read_servers(await hub.servers()) if "." in name else ())
         raise
+
+
+async def _virtual_tool(hub: HubClient, name: str) -> ListedFeature | None:
+    """A tool of the hub itself, if it exposes that: commands list the servers' tools instead."""
+    return await hub.find_tool(name) if name in VIRTUAL_TOOLS else None
 
 
 def _check_enabled(name: str, servers: Iterable[ServerInfo]) -> None:
@@ -413,6 +423,9 @@ def _unknown(name: str, listing: FeatureList, shape: ListShape, set_name: str | 
             f"cannot call {name}: server {server} is not connected: {why}",
             "executed: no. `isthmus doctor` checks each server.",
         )
+    if shape is TOOLS and (exposure := VIRTUAL_TOOLS.get(name)) is not None:
+        advice = f'Set expose = "{exposure}" of [hub], of the set or of the caller.'
+        return CommandFailed(Exit.CALL_FAILED, f'the hub\'s own tool {name!r} needs expose = "{exposure}"', advice)
     of_set = "" if set_name is None else " of the set"
     advice = f"`isthmus {shape.member}{in_set(set_name)}` lists all {shape.noun}s{of_set}."
     if near := suggestions(name, (offer.name for offer in listing.features)):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import click
 
-from isthmus.app.cassette import ReplayPlace, open_player, replay_configuration
+from isthmus.app.cassette import NO_SETS, ReplayPlace, open_player, replay_configuration
 from isthmus.app.serve import serve
 from isthmus.app.stdio import run_stdio
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.find_hub import HUB_VARIABLE, STATE_VARIABLE
 from isthmus.cli.options import WholeNumber, with_config, with_log_level
 from isthmus.cli.output import print_error
 from isthmus.cli.run_command import run_service
@@ -31,15 +33,17 @@ from isthmus.transport.process import SpawnFailed, run_foreground
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-HUB_VARIABLE = "ISTHMUS_HUB"
-"""Tells the command where the hub is; other commands of isthmus read it, too."""
-
 URL_WORD = "{url}"
 """Stands for the address of MCP in the words of the command."""
 
 
 def with_place(command: F) -> F:
-    """Add `--host`, `--port` and the command to run."""
+    """Add `--host` and `--port`, together as `address`, and the command to run."""
+
+    @functools.wraps(command)
+    def run(*, host: str | None, port: int | None, **options: Any) -> Any:
+        return command(address=(host, port), **options)
+
     host = click.option("--host", metavar="H", help="The address to listen on.  [default: 127.0.0.1]")
     port = click.option(
         "--port",
@@ -48,7 +52,7 @@ def with_place(command: F) -> F:
         help="The port; 0 picks a free one, as it is with a COMMAND.  [default: 8765]",
     )
     words = click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-    return words(host(port(command)))
+    return cast(F, words(host(port(run))))
 
 
 @click.command("record")
@@ -60,8 +64,7 @@ def with_place(command: F) -> F:
 def record(
     out: Path,
     config: Path | None,
-    host: str | None,
-    port: int | None,
+    address: tuple[str | None, int | None],
     command: tuple[str, ...],
     log_level: str | None,
     *,
@@ -73,6 +76,7 @@ def record(
     becomes the address of MCP. OUT is written when COMMAND has ended. Without COMMAND the hub serves until Ctrl-C. A
     recording without calls replaces no cassette that has some.
     """
+    host, port = address
     port = 0 if port is None and command else port
     configuration = configuration_of(config, host=host, port=port, log_level=log_level or _usual_level(command))
     hub = replace(configuration.hub, cassette=str(out.absolute()), cassette_timing=has_timing)
@@ -84,6 +88,12 @@ def record(
 
 @click.command("replay")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Also serve the sets of this configuration. Nothing else of it is used.",
+)
 @click.option("--stdio", "is_stdio", is_flag=True, help="Serve on standard input and output instead of HTTP.")
 @click.option(
     "--match",
@@ -103,10 +113,10 @@ def record(
 @with_log_level
 def replay(
     file: Path,
+    config: Path | None,
     match: Match,
     timing: Timing,
-    host: str | None,
-    port: int | None,
+    address: tuple[str | None, int | None],
     command: tuple[str, ...],
     log_level: str | None,
     *,
@@ -118,13 +128,15 @@ def replay(
     `isthmus record`; if COMMAND succeeds and has not made all calls of a strict cassette, the exit code is 1. A call
     that is not in the cassette fails with the nearest recorded one and what differs.
     """
+    host, port = address
     if is_stdio and (command or host or port is not None):
         raise CommandFailed(Exit.USAGE, "--stdio has no address and runs no command", "Leave out one of the two.")
     player = _open(file, match, timing)
     with tempfile.TemporaryDirectory(prefix="isthmus-replay-") as state:
         usual = 0 if command else 8765
         place = ReplayPlace(state, host or "127.0.0.1", usual if port is None else port)
-        configuration = replay_configuration(player, place)
+        sets = NO_SETS if config is None else configuration_of(config).sets
+        configuration = replay_configuration(player, place, sets)
         configure_logs(configuration.hub, log_level or _usual_level(command))
         if is_stdio:
             run_service(run_stdio(configuration, os.environ, stdin=STDIN, stdout=take_stdout()), state)
@@ -190,7 +202,7 @@ async def _serve(configuration: Configuration, command: Sequence[str]) -> int:
             return _result(serving)
         origin = opened.result()
         words = [word.replace(URL_WORD, f"{origin}/mcp") for word in command]
-        running = tasks.spawn("command", _expected(run_foreground(words, {**os.environ, HUB_VARIABLE: origin})))
+        running = tasks.spawn("command", _expected(run_foreground(words, _environment(configuration, origin))))
         await asyncio.wait({serving, running}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             # The hub ends as by any signal: running calls finish, and the cassette is written.
@@ -203,6 +215,11 @@ async def _serve(configuration: Configuration, command: Sequence[str]) -> int:
         return code if code >= 0 else 128 - code
     finally:
         await tasks.aclose()
+
+
+def _environment(configuration: Configuration, origin: str) -> dict[str, str]:
+    """The environment of the command: commands of isthmus find the hub there, and the key of the local operator."""
+    return {**os.environ, HUB_VARIABLE: origin, STATE_VARIABLE: os.path.abspath(configuration.hub.state)}
 
 
 async def _expected(work: Coroutine[Any, Any, int | None]) -> int | Exception | None:

@@ -35,6 +35,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 HUB_VARIABLE = "ISTHMUS_HUB"
 
+STATE_VARIABLE = "ISTHMUS_HUB_STATE"
+"""The state folder of that hub, which `isthmus record` sets: the key of the local operator is there."""
+
 ENDPOINT = "/mcp"
 
 PROBE_SECONDS = 2.0
@@ -82,6 +85,12 @@ def source_of(hub: str | None, config: Path | None, *, is_private: bool = False)
     parts = urlsplit(address)
     url = parts._replace(path=ENDPOINT).geturl() if parts.path in ("", "/") else address
     key = os.environ.get(KEY_VARIABLE, "")
+    if not key and hub is None and (state := os.environ.get(STATE_VARIABLE)):
+        from isthmus.app.state_folder import find_running
+
+        running = find_running(Path(state))
+        if running is not None and running.origin == address:
+            return running_source(running)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         header_lines(headers)

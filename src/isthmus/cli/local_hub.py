@@ -27,6 +27,7 @@ from isthmus.cli.run_command import quiet_logs
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.settings import HARD_SECONDS_MAX, MIB, Limits
 from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.origins import OriginGuard
@@ -319,6 +320,8 @@ def running_as_server(source: RemoteSource, set_name: str | None = None) -> tupl
     With `set_name`, it is only that set of the running hub.
     """
     url = source.url if set_name is None else f"{source.url.rstrip('/')}/{quote(set_name, safe='')}"
-    server = ServerSettings(HUB, HttpSettings(url, source.headers), timeout=REMOTE_LIMITS.call_seconds)
+    # The instructions of a set are the operator's, as they are without this hub in between.
+    rules = ToolRules(is_trusted=True)
+    server = ServerSettings(HUB, HttpSettings(url, source.headers), timeout=REMOTE_LIMITS.call_seconds, rules=rules)
     hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running hub keeps the audit log
     return Configuration(None, hub, (server,)), Surface("own", HUB)

@@ -19,7 +19,7 @@ from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HUB_VARIABLE, HubSource, open_hub, with_hub, with_set
 from isthmus.cli.lists import description_of, print_features, print_missing
-from isthmus.cli.options import with_json, with_wait
+from isthmus.cli.options import WholeNumber, with_json, with_wait
 from isthmus.cli.output import (
     first_line,
     harmless,
@@ -31,13 +31,14 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.run_command import quiet_logs, run_command
-from isthmus.model.names import legal_server_name
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName, legal_server_name
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import read_string
 
 SEARCH = "search"
-FOUND_MAX = 20
-"""How many tools a search prints."""
+FOUND_MAX = 10
+"""How many tools a search prints, unless it is told; `search_tools` returns as many."""
 
 DEPTH_MAX = 3
 BREADTH_MAX = 12
@@ -56,25 +57,35 @@ CHOICE = "choice"
 )
 @click.argument("words", nargs=-1, metavar="[NAME | search WORDS...]")
 @click.option("--server", metavar="NAME", help="Only the tools of this server.")
+@click.option(
+    "--limit",
+    type=WholeNumber(1, 100),
+    metavar="N",
+    help=f"With `search`: at most so many tools.  [default: {FOUND_MAX}]",
+)
 @with_hub
 @with_set
 @with_wait
 @with_json
-def tools(words: tuple[str, ...], server: str | None, source: HubSource, wait: float, *, is_json: bool) -> int:
+def tools(
+    words: tuple[str, ...], server: str | None, limit: int | None, source: HubSource, wait: float, *, is_json: bool
+) -> int:
     """List the tools, and the servers that are missing.
 
     With NAME: its description, its arguments, and a call to paste. With `search` and words: the tools that fit, the
-    best first.
+    best first, in the order of the hub's `search_tools`.
     """
     if server is not None and source.set_name is not None:
         raise click.UsageError("--server and --set exclude each other: names of a set do not say of which server.")
     is_search = len(words) > 1 and words[0] == SEARCH
     if len(words) > 1 and not is_search:
         raise click.UsageError("Name one tool, or write `search` before the words.")
+    if limit is not None and not is_search:
+        raise click.UsageError("--limit is for `isthmus tools search WORDS`.")
     quiet_logs()
     server = None if server is None else legal_server_name(server)  # a client's file may call it `my server`
     if is_search:
-        work = search_tools(source, words[1:], server, wait=wait, is_json=is_json)
+        work = search_tools(source, words[1:], server, limit or FOUND_MAX, wait=wait, is_json=is_json)
     elif words:
         work = show_tool(source, words[0], wait=wait, is_json=is_json)
     else:
@@ -271,7 +282,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 async def search_tools(
-    source: HubSource, words: Sequence[str], server: str | None, *, wait: float, is_json: bool
+    source: HubSource, words: Sequence[str], server: str | None, limit: int, *, wait: float, is_json: bool
 ) -> Exit:
     """Print the tools that fit the words best.
 
@@ -281,54 +292,43 @@ async def search_tools(
     async with open_hub(source, wait=wait, name=None if server is None else f"{server}.") as hub:
         listing = await hub.listing(TOOLS)
         await _check_server(hub, server)
-    offers = [offer for offer in listing.features if server in (None, offer.server)]
-    found = ranked(words, offers)
+    found = ranked(words, listing.features, server)
     if is_json:
-        print_json(msgspec.json.encode({TOOLS.member: [offer.definition for offer in found]}))
+        print_json(msgspec.json.encode({TOOLS.member: [offer.definition for offer in found[:limit]]}))
         return Exit.SUCCESS if found else Exit.CALL_FAILED
     if not found:
         print_error(f"No tool fits {' '.join(words)!r}. `isthmus tools` lists all.")
         print_missing({name: gone for name, gone in listing.missing.items() if server in (None, name)})
         return Exit.CALL_FAILED
-    rows = [(offer.name, first_line(description_of(offer))) for offer in found[:FOUND_MAX]]
+    rows = [(offer.name, first_line(description_of(offer))) for offer in found[:limit]]
     print_table(("TOOL", "DESCRIPTION"), rows, ("cyan", ""))
-    if len(found) > FOUND_MAX:
-        print_error(f"{len(found) - FOUND_MAX} more fit less well.")
+    if len(found) > limit:
+        print_error(f"{len(found) - limit} more fit less well; --limit shows more.")
     elif sys.stdout.isatty():
         print_error(f"\n`isthmus tools {found[0].name}` shows its arguments.")
     return Exit.SUCCESS
 
 
-def ranked(words: Sequence[str], offers: Sequence[ListedFeature]) -> list[ListedFeature]:
-    """The tools that fit the words, the best first.
+def ranked(words: Sequence[str], offers: Sequence[ListedFeature], server: str | None = None) -> list[ListedFeature]:
+    """The tools that fit the words, the best first, as the hub's `search_tools` ranks them.
 
-    Tools that fit more of the words come first; then a word of the name counts more than one of the description or of
-    an argument, and a whole word more than a part.
+    Raises:
+        CommandFailed: this Python cannot search.
     """
-    wanted = list(dict.fromkeys(token for word in words for token in _tokens(word)))
-    scored = []
-    for position, offer in enumerate(offers):
-        texts = (
-            (offer.name, 8),
-            (description_of(offer), 3),
-            (" ".join(properties_of(read_schema(offer.definition.get("inputSchema")))), 2),
-        )
-        fields = [(_tokens(text), text.lower(), weight) for text, weight in texts]
-        points = [max(_points(token, *field) for field in fields) for token in wanted]
-        if any(points):
-            scored.append((-sum(map(bool, points)), -sum(points), position, offer))
-    return [offer for *_, offer in sorted(scored, key=lambda each: each[:3])]
+    # Only here: other commands need no index.
+    from isthmus.core.catalog.search_ranking import CANDIDATES_MAX, NoFullTextSearch, ToolIndex
+    from isthmus.core.catalog.view import Route
 
-
-def _points(token: str, tokens: Sequence[str], text: str, weight: int) -> int:
-    if token in tokens:
-        return 3 * weight
-    if any(each.startswith(token) for each in tokens):
-        return 2 * weight
-    return weight if token in text else 0
-
-
-def _tokens(text: str) -> list[str]:
-    """The words of a text: `readFile`, `read_file` and `read files` all have `read` and `file`."""
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_A-Za-z]+", text)
-    return [part.lower().removesuffix("s") if len(part) > 3 else part.lower() for part in parts]
+    by_name = {offer.name: offer for offer in offers}
+    routes = {}
+    for name, offer in by_name.items():
+        own = name.removeprefix(f"{offer.server}.")
+        routes[name] = Route(Tool.of(ServerName(offer.server), FeatureName(own), dict(offer.definition)), name)
+    try:
+        index = ToolIndex()
+    except NoFullTextSearch as error:
+        raise CommandFailed(Exit.CONFIGURATION, str(error), "`isthmus tools` lists all tools.") from error
+    index.update(routes)
+    found = index.search(" ".join(words), CANDIDATES_MAX, server=server)
+    index.close()
+    return [by_name[name] for name in found]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -70,14 +71,28 @@ DEPTH_MAX = 60
 ERROR_LENGTH_MAX = 4_000
 SHOWN_LENGTH_MAX = 1_000
 
-PRELUDE: Final = "import json as _json\n"
-_WRAPPER: Final = """
-async def {name}(*_positional, **_arguments):
+UNAWAITED: Final = "_unawaited"
+"""How many calls of each tool a script has created and not awaited."""
+
+PRELUDE: Final = f"import json as _json\n{UNAWAITED} = {{}}\n"
+_WRAPPER: Final = f"""
+def {{name}}(*_positional, **_arguments):
     if _positional:
-        raise TypeError('{name}() takes keyword arguments only')
-    _sent = _json.dumps(_arguments)
-    return _json.loads(await _call({exposed}, _sent))
+        raise TypeError('{{name}}() takes keyword arguments only')
+    async def {{name}}():
+        {UNAWAITED}['{{name}}'] -= 1
+        _sent = _json.dumps(_arguments)
+        return _json.loads(await _call({{exposed}}, _sent))
+    {UNAWAITED}['{{name}}'] = {UNAWAITED}.get('{{name}}', 0) + 1
+    return {{name}}()
 """
+
+_OWN_FRAME: Final = re.compile(r'  File "<python-input-0>", line \d+, in (\w+)\n')
+LINES_MAX = 5
+"""Lines of a script that a traceback names in place of one that is not known."""
+
+COROUTINE: Final = re.compile(r"<coroutine object (\w+)>")
+"""A coroutine in a result: the sandbox returns it as this text."""
 
 
 # -- what crosses the border -------------------------------------------------------------------------------------------
@@ -367,7 +382,7 @@ class ScriptThread:
         except monty.MontyTypingError as error:
             return self._end("refused", message=_cut("\n".join(self._errors(error))))
         except monty.MontySyntaxError as error:
-            return self._end("refused", message=_cut(_without_prelude(error.display())))
+            return self._end("refused", message=_cut(_without_prelude(error.display(), self._source.code)))
         except monty.MontyCrashedError as error:
             return self._end("crashed", message=_crash_words(error, timed_out=error.timed_out))
         except monty.MontyRuntimeError as error:
@@ -404,7 +419,7 @@ class ScriptThread:
         while True:
             match step:
                 case monty.MontyComplete():
-                    return self._returned(step.output)
+                    return self._returned(step.output, session)
                 case monty.FunctionSnapshot():
                     if step.is_os_function:
                         step = self._os_call(step)
@@ -498,15 +513,33 @@ class ScriptThread:
             text = f"{written[:room].decode('utf-8', 'ignore')}\n… the rest was cut (output_bytes)\n"
         self._printed.append(text)
 
-    def _returned(self, value: object) -> ScriptEnd:
+    def _returned(self, value: object, session: MontySession) -> ScriptEnd:
         try:
             text = bounded_json(value, self._settings.output_bytes)
         except ValueError as error:
             return self._end("limit", message=f"The result {error}; return less, or print a part of it")
+        if forgotten := self._unawaited(text, session):
+            names = ", ".join(f"`{name}`" for name in forgotten)
+            said = f"You forgot `await` before a call of {names}: without it the function does not run"
+            return self._end("failed", message=_cut(said))
         return self._end("returned", result=text)
 
+    def _unawaited(self, result: str, session: MontySession) -> list[str]:
+        """The functions that were called without `await`: tools, and the script's own if they are in its result."""
+        import pydantic_monty as monty  # noqa: PLC0415 - as in `_run`
+
+        code = self._source.code
+        own = [name for name in COROUTINE.findall(result) if re.search(rf"async\s+def\s+{name}\b", code)]
+        counts: object = {}
+        # An error in one of gathered calls keeps others from starting, which were awaited.
+        if not ("gather" in code and "except" in code):
+            with suppress(monty.MontyError):  # the state is that of an earlier version
+                counts = session.feed_run(UNAWAITED, skip_type_check=True)
+        tools = [name for name, count in counts.items() if count] if isinstance(counts, dict) else []
+        return list(dict.fromkeys([*tools, *own]))
+
     def _failure(self, error: MontyError) -> ScriptEnd:
-        words = _without_prelude(error.display()) if hasattr(error, "display") else str(error)
+        words = _without_prelude(error.display(), self._source.code) if hasattr(error, "display") else str(error)
         inner = error.exception()
         kind: EndKind = "limit" if isinstance(inner, MemoryError | TimeoutError | RecursionError) else "failed"
         if isinstance(inner, TimeoutError) and TIME_LIMIT in str(inner):
@@ -531,10 +564,18 @@ def _resumed(answer: AnswerCall) -> dict[str, str | None]:
     return {"return_value": None if answer.json == SLEPT else answer.json}
 
 
-def _without_prelude(display: str) -> str:
-    """A traceback without the hub's own functions: a frame has up to three lines."""
+def _without_prelude(display: str, code: str) -> str:
+    """A traceback without the hub's own functions: a frame has up to three lines.
+
+    A gathered call has only these: then the lines of the script that name the tool take their place.
+    """
     kept: list[str] = []
     is_ours = False
+    if '"<python-input-1>"' not in display and (tool := _OWN_FRAME.search(display)) is not None:
+        named = re.compile(rf"\b{tool[1]}\b").search
+        lines = [str(number) for number, line in enumerate(code.splitlines(), 1) if named(line)]
+        where = f'  File "script.py", line {" or ".join(lines[:LINES_MAX])}, in a gathered call of {tool[1]}\n'
+        display = f"{display[: tool.start()]}{where}{display[tool.start() :]}"
     for line in display.splitlines():
         if line.startswith("  File "):
             is_ours = '"<python-input-0>"' in line

@@ -510,6 +510,8 @@ class RunningScript:
         self._is_left = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._time_limit = ""
+        """How long it may take, in words."""
         self._left = 0.0
         """The seconds that it had left when its clock stopped."""
         self._calls: dict[int, StoredCall] = {}
@@ -583,7 +585,11 @@ class RunningScript:
         if self.is_done():
             return
         request, scripts = self.request, self._scripts
-        seconds = min(request.timeout or self._settings.seconds, self._settings.seconds)
+        most = self._settings.seconds
+        seconds = min(request.timeout or most, most)
+        self._time_limit = f"it had {seconds:g} s, {'[code] seconds' if seconds == most else 'the timeout of the call'}"
+        if state is not None:  # it may have had a timeout
+            self._time_limit = f"[code] seconds is {most:g}, and the call may have had a timeout"
         if self._record is not None:
             seconds = self._record.left or self._record.deadline - scripts.now()
             self._record.deadline, self._record.left = scripts.now() + seconds, 0.0
@@ -971,7 +977,7 @@ class RunningScript:
 
     def _expire(self) -> None:
         calls = f" Calls that it had made: {self._made}." if self._made else ""
-        said = f"The script did not end in time ([code] seconds, or the timeout of the call).{calls}"
+        said = f"The script did not end in time: {self._time_limit}.{calls}"
         self.refuse(said, ScriptEnd(0, "limit", self._printed))
 
     def cancel(self, why: str) -> None:

@@ -13,6 +13,8 @@ _WRONG_ARGUMENT: Final = re.compile(
     r"[^:]*:(\d+):(\d+): error\[invalid-argument-type\] "
     r"Argument .* is incorrect: Expected `([^`]*)`, found `([^`]*)`"
 )
+_FORGOTTEN_AWAIT: Final = re.compile(r"(.*): warning\[(unused-awaitable|redundant-condition)\] .*`CoroutineType\[.*")
+"""What is only a warning to the checker: a function that is called without `await` does not run."""
 _WIDER: Final = {("bool", "int"), ("bool", "float"), ("int", "float")}
 COMPARED_MAX = 2_000
 """Types that are compared for one script; beyond that its errors stay errors."""
@@ -27,11 +29,19 @@ def real_errors(found: str, stubs: str, code: str) -> list[str]:
     a wrong type, and each required member could be among them; the hub checks the arguments themselves before the call.
     Arguments that are given as `**values` have one type for all, which says nothing about each.
     """
-    errors = [line for line in found.splitlines() if ": error[" in line]
     lines = code.split("\n")
     compared: _Comparison | None = None
     real: list[str] = []
-    for line in errors:
+    for line in found.splitlines():
+        if (forgotten := _FORGOTTEN_AWAIT.fullmatch(line)) is not None:
+            at, rule = forgotten.groups()
+            real.append(f"{at}: error[{rule}] You forgot `await`: without it the function does not run")
+            continue
+        if ": error[" not in line:
+            continue
+        if "`CoroutineType[" in line:
+            real.append(f"{line}: you forgot `await`")
+            continue
         if (wrong := _WRONG_ARGUMENT.fullmatch(line)) is not None:
             if _text_at(lines, int(wrong[1]), int(wrong[2])).startswith("**"):
                 continue

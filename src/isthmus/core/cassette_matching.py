@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
 
@@ -106,6 +106,8 @@ class CallLine(_CassetteLine, frozen=True, kw_only=True):
     """It began before the one above had ended, so their order may change."""
     redacted: bool = False
     """Secrets in its arguments are replaced by `***`."""
+    fixed: tuple[str, ...] = ()
+    """Arguments that its caller's set fills in. Their values may be private: the file has only what the caller sent."""
 
 
 class ProgressLine(_CassetteLine, frozen=True, kw_only=True):
@@ -290,6 +292,14 @@ class Cassette(msgspec.Struct, frozen=True):
     servers: Mapping[str, RecordedServer]
     calls: Sequence[RecordedCall]
 
+    def fixed_in(self, server: str) -> dict[str, set[str]]:
+        """By tool of a server: the arguments that a set has filled in."""
+        found: dict[str, set[str]] = {}
+        for each in self.calls:
+            if each.call.fixed and each.call.server == server:
+                found.setdefault(each.call.call, set()).update(each.call.fixed)
+        return found
+
 
 def read_cassette(text: bytes) -> Cassette:
     """Read a cassette.
@@ -463,7 +473,8 @@ class Player:
             return f"{self._file} has no calls."
         if self.match == "strict":
             if not expected:
-                return f"All {len(calls)} calls of {self._file} were made, and {given.title} is one more."
+                made = f"All {len(calls)} calls of {self._file} were made, and {given.title} is one more."
+                return made + self._elsewhere(given)
             nearest = min(expected, key=lambda each: _distance(each, given))
             what = f"The next call of {self._file} is another one"
         else:
@@ -472,7 +483,16 @@ class Player:
         found = differences_of(nearest, given)
         more = f", and {len(found) - DIFFERENCES_MAX} more" if len(found) > DIFFERENCES_MAX else ""
         said = "; ".join(found[:DIFFERENCES_MAX])
-        return f"{what}. The nearest is {nearest.title} in line {nearest.line}: {said}{more}."
+        where = self._elsewhere(given) if self.match == "strict" else ""
+        return f"{what}. The nearest is {nearest.title} in line {nearest.line}: {said}{more}.{where}"
+
+    def _elsewhere(self, given: IncomingCall) -> str:
+        """Another sentence if a lenient replay would answer this call."""
+        same = next((each for each in self.cassette.calls if is_same_call(each, given)), None)
+        if same is None:
+            return ""
+        rule = "a strict replay wants each call once and in order; lenient does not"
+        return f" The call of line {same.line} is this one, but {rule}."
 
 
 def _like(calls: Sequence[RecordedCall], given: IncomingCall) -> Sequence[RecordedCall]:
@@ -506,9 +526,16 @@ def differences_of(recorded: RecordedCall, given: IncomingCall) -> list[str]:
     found = []
     if (call.server, call.kind, call.call) != (given.server, given.kind, given.name):
         found.append(f"it is {recorded.title} there and {given.title} here")
-    is_redacted = call.redacted
-    found += json_differences(call.arguments, given.arguments, "arguments", is_redacted=is_redacted)
+    is_redacted, arguments = call.redacted, without_members(given.arguments, call.fixed)
+    found += json_differences(call.arguments, arguments, "arguments", is_redacted=is_redacted)
     return found + json_differences(call.extra, given.extra, "request", is_redacted=is_redacted)
+
+
+def without_members(payload: Raw, names: Collection[str]) -> Raw:
+    """A JSON object without these members; the same object if it has none of them."""
+    if not names or not isinstance(value := _decoded(payload), dict) or value.keys().isdisjoint(names):
+        return payload
+    return Raw(json.dumps({name: each for name, each in value.items() if name not in names}).encode())
 
 
 def json_differences(there: Raw, here: Raw, path: str, *, is_redacted: bool = False) -> list[str]:

@@ -6,8 +6,9 @@ tool is decided by `core.access.policy`, compiled from `Grants`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -21,6 +22,11 @@ Exposure: TypeAlias = Literal["all", "search", "code"]
 """Which tools a caller's lists have: its own ones, or tools of the hub that find and call them."""
 
 EXPOSURES: tuple[Exposure, ...] = get_args(Exposure)
+
+VIRTUAL_TOOLS: Mapping[str, Exposure] = MappingProxyType(
+    {"search_tools": "search", "call_tool": "search", "run_code": "code", "tool_signatures": "code"}
+)
+"""The tools of the hub itself that only some callers have, and an exposure that gives them."""
 
 FrontendName: TypeAlias = Literal["mcp", "sse", "a2a", "rest"]
 """A frontend that may have narrower grants; gRPC is `a2a`, and the published hub is `mcp`."""

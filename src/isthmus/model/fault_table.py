@@ -129,7 +129,7 @@ FAULTS: Mapping[str, FaultRow] = {
     "not_recorded": FaultRow(
         "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "error",
         "Not in the cassette",
-        "Record the cassette again; a strict replay may also be one with `--match lenient`."),
+        "Make the calls that were recorded, or record the cassette again."),
     "approval_pending": FaultRow(
         "no", REFUSED, 409, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
         "The call waits for approval",
@@ -298,9 +298,13 @@ class UnknownTool(CallerFault):
 
     reason = "unknown_tool"
 
-    def __init__(self, name: str, similar: tuple[str, ...] = (), *, is_denied: bool = False) -> None:
-        """`similar` are tools that this caller may mean, of those that it sees."""
+    def __init__(
+        self, name: str, similar: tuple[str, ...] = (), *, exposure: str = "", is_denied: bool = False
+    ) -> None:
+        """`similar` are tools that this caller may mean, of those that it sees; `exposure` is what the tool needs."""
         meant = f"; did you mean {' or '.join(similar)}?" if similar else ""
+        if exposure:
+            meant = f'; it is a tool of the hub, for callers with expose = "{exposure}" (of [hub], a set or the caller)'
         super().__init__(f"Unknown tool: {name}{meant}")
         self.is_denied = is_denied
 

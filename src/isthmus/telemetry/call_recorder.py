@@ -46,11 +46,12 @@ from isthmus.core.cassette_matching import (
     SecretFinder,
     ServerLine,
     on_one_line,
+    without_members,
     write_line,
 )
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
-from isthmus.core.catalog.view import ruled_route
+from isthmus.core.catalog.view import Route, ruled_route
 from isthmus.core.ports import Exchange, Recorder
 from isthmus.model.callers import Exposure
 from isthmus.model.calls import (
@@ -222,6 +223,7 @@ class _Ending(NamedTuple):
     outcome: Outcome
     ms: int
     redact: Redact
+    fixed: tuple[str, ...]
 
 
 class CassetteRecorder:
@@ -288,7 +290,7 @@ class CassetteRecorder:
             server = route.feature.server
             schema = route.feature.definition.get("inputSchema") if record.call.kind == "tool" else None
             ms, redact = record.milliseconds(), self._redact_for(inflight)
-            record.ending = _Ending(server, inflight.name, schema, outcome, ms, redact)
+            record.ending = _Ending(server, inflight.name, schema, outcome, ms, redact, _fixed(route))
             record.size_bytes = len(memoryview(record.call.arguments))
             if isinstance(outcome, Result):
                 record.size_bytes += len(memoryview(outcome.payload))
@@ -353,7 +355,8 @@ class CassetteRecorder:
     def _lines_of(self, record: _Record, ending: _Ending) -> Iterator[Line]:
         call = record.call
         finder = SecretFinder(ending.schema)
-        arguments = finder.redacted(call.arguments) if bytes(call.arguments) else Raw(b"{}")
+        sent = without_members(call.arguments, ending.fixed)  # a call by `call_tool` has them
+        arguments = finder.redacted(sent) if bytes(sent) else Raw(b"{}")
         for happening, _ in record.happenings:
             if isinstance(happening, _Replied) and isinstance(happening.answer, Answered):
                 finder.found += _secrets_of(happening.question, happening.answer).found
@@ -372,7 +375,8 @@ class CassetteRecorder:
             arguments=shown,
             extra=shown_extra,
             overlaps=record.overlaps,
-            redacted=_differs(shown, call.arguments) or _differs(shown_extra, extra),
+            redacted=_differs(shown, sent) or _differs(shown_extra, extra),
+            fixed=ending.fixed,
         )
         for happening, ms in record.happenings:
             yield _step_line(happening, self._time(ms), hidden)
@@ -445,6 +449,14 @@ class CassetteRecorder:
                 definition = Raw(msgspec.json.encode(feature.definition))
                 shown = definition if redact is str else self._redact_payload(definition, redact)
                 yield FeatureLine(list=name, definition=on_one_line(shown))
+
+
+def _fixed(route: Route) -> tuple[str, ...]:
+    """The arguments that a set fills in, and its callers cannot send."""
+    changes = route.changes
+    return (
+        () if changes is None or changes.accepted is None else tuple(sorted(changes.defaults.keys() - changes.accepted))
+    )
 
 
 def _is_of_hub(inflight: InFlight) -> bool:

@@ -201,6 +201,9 @@ NOT_MODERN = (400, 404, 405, 406, 415)
 
 REFUSED_VERSION = -32022
 
+INSTRUCTIONS_LENGTH_MAX = 16_384
+"""A server's instructions are truncated to this: every client would read them."""
+
 GARBAGE_MAX = 10_000
 """Lines in a row that are not messages: more than any banner. Such a server is given up."""
 
@@ -250,6 +253,7 @@ class BaseLink:
         "capabilities",
         "dialect",
         "hubs",
+        "instructions",
         "is_persistent",
         "is_probing",
         "limits",
@@ -330,6 +334,8 @@ class BaseLink:
         self.dialect: McpDialect = LegacyDialect()
         self.capabilities = ServerCapabilities()
         self.hubs: Mapping[str, int] = NO_HUBS
+        self.instructions = ""
+        """How the server says it should be used."""
         """Ids of the hubs behind this server and their distance; empty if the server is not a hub."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.on_changed: Callable[[Topic], None] = _ignore
@@ -516,6 +522,10 @@ class BaseLink:
         self.dialect = ModernDialect(self._me)
         self.capabilities = discovery.capabilities
         self.hubs = read_hubs(discovery.meta)
+        self._read_instructions(discovery.instructions)
+
+    def _read_instructions(self, written: msgspec.Raw) -> None:
+        self.instructions = (read_string(written) or "")[:INSTRUCTIONS_LENGTH_MAX]
 
     async def refresh_hubs(self) -> None:
         """Ask a modern hub which hubs are behind it now. Raises `Fault`."""
@@ -565,6 +575,7 @@ class BaseLink:
         self.dialect = LegacyDialect(welcome.protocolVersion)
         self.capabilities = welcome.capabilities
         self.hubs = read_hubs(welcome.meta)
+        self._read_instructions(welcome.instructions)
         if self.keeps_initialize_result or self.requests.is_dedicated:
             self.initialize_result = answer.copy()
         self._notify("notifications/initialized", None)

@@ -872,6 +872,7 @@ class Reconnector:
         listing = self._listing
         abilities = self.server_status.abilities if self._link is None else self._link.abilities()
         hubs = {} if self._link is None else self._link.hubs
+        instructions = "" if self._link is None else self._link.instructions
         problem = self._relist_problem
         stale = () if problem is None else (f"its lists could not be read again; the last ones are shown: {problem}",)
         return {
@@ -883,6 +884,7 @@ class Reconnector:
             "notes": (*listing.all_notes(), *stale, *depth_notes(hubs)),
             "variants": self._lists_by_capability.offers(listing, abilities),
             "hubs": hubs,
+            "instructions": instructions,
             "missing": listing.missing,
         }
 

@@ -29,6 +29,7 @@ from isthmus.core.cassette_matching import (
     ResultLine,
     json_differences,
 )
+from isthmus.core.catalog.tool_rules import without_required
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.record import StoredOutcome, restored_outcome
 from isthmus.model.calls import Answered, ClientCapabilities, LogLevel, LogMessage, Progress, Question, Reply, Result
@@ -86,7 +87,12 @@ class ReplayLink(BaseLink):
 
     async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         """The recorded lists; a link may declare capabilities for all callers."""
-        return listing_of(self.server, self._recorded.lists_for(client_caps or self.questions.client_caps))
+        listing = listing_of(self.server, self._recorded.lists_for(client_caps or self.questions.client_caps))
+        if not (fixed := self._player.cassette.fixed_in(self.server)):
+            return listing
+        # The same calls must be possible without the set, in which their callers did not send these arguments.
+        tools = tuple(without_required(tool, fixed.get(tool.name, ())) for tool in listing.tools)
+        return msgspec.structs.replace(listing, tools=tools)
 
     def set_level(self, level: LogLevel) -> None:
         """Do nothing: the frontend filters log messages."""

@@ -586,7 +586,9 @@ _OTHER_KEYS = (
     ServerKey("By tool: arguments that are filled in where a caller leaves them out.", name="defaults"),
     ServerKey("Results to cache: `tools` by name, for `ttl` seconds (60).", name="cache", is_literal=True),
     ServerKey(
-        "Whether to believe the server's own tags and annotations. See [Permissions](permissions.md).", name="trusted"
+        "Whether to believe the server's own tags and annotations, and pass on its instructions at `/mcp/NAME`. See"
+        " [Permissions](permissions.md).",
+        name="trusted",
     ),
     ServerKey(
         "The operator's tags, for everything or by tool. See [Permissions](permissions.md).",

@@ -111,6 +111,20 @@ def test_equal_calls_are_replayed_in_turn_and_leniently_the_last_again() -> None
     assert [each.line for each in playing.unplayed()] == [5]
 
 
+def test_a_strict_replay_says_if_the_call_is_elsewhere_in_the_cassette() -> None:
+    lines = (call("a"), RESULT, call("b"), RESULT)
+    elsewhere = (
+        "The call of line 5 is this one, but a strict replay wants each call once and in order; lenient does not."
+    )
+    assert str(player(*lines).find(given("b"))).endswith(f"s.b here. {elsewhere}")
+    assert "lenient" not in str(player(*lines).find(given("c")))
+    assert "lenient" not in str(player(*lines, match="lenient").find(given("c")))
+    one = player(call("a"), RESULT)
+    assert line_of(one.find(given("a"))) == 3
+    assert "The call of line 3 is this one" in str(one.find(given("a")))
+    assert player().find(given("a")) == "c.jsonl has no calls."
+
+
 def test_arguments_are_compared_as_json() -> None:
     there = '{"a":[1,{"b":"é"}],"c":null}'
     assert player(call(arguments=there), RESULT).find(given(arguments='{"c": null, "a": [1.0, {"b": "\\u00e9"}]}'))

@@ -37,7 +37,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.watch.log_levels import LogLevels
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.core.watch.subscriptions import Subscriptions
-from isthmus.model.callers import Caller, Exposure, Grants
+from isthmus.model.callers import VIRTUAL_TOOLS, Caller, Exposure, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, ClientCapabilities, Outcome, Surface
 from isthmus.model.fault_table import (
     BadArguments,
@@ -714,7 +714,10 @@ def _unknown(hub: Hub, call: Call, view: View | None = None) -> Fault:
     about = (call.caller.grants, call.surface)
     match call.kind:
         case "tool":
-            return UnknownTool(call.name, is_denied=hub.snapshot.is_denied(*about, "tools", call.name))
+            # On a surface that says what its lists have, such as that of a script, no setting helps.
+            exposure = VIRTUAL_TOOLS.get(call.name, "") if call.surface.expose is None else ""
+            is_denied = hub.snapshot.is_denied(*about, "tools", call.name)
+            return UnknownTool(call.name, exposure=exposure, is_denied=is_denied)
         case "method":
             return UnknownTool(call.name)
         case "prompt" | "prompt_argument":

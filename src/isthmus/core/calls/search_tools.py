@@ -260,9 +260,7 @@ def _search_result(wanted: _Search, routes: Sequence[Route], view: View) -> Resu
         else:
             tools.append({"name": route.exposed, "description": _line(route)})
     if not routes:
-        servers = sorted({route.feature.server for route in view.routes.values()})
-        named = ", ".join(servers[:SERVERS_NAMED_MAX]) + (", …" if len(servers) > SERVERS_NAMED_MAX else "")
-        text = f"No tool matches. Use other words, or fewer. Servers with tools: {named or 'none'}."
+        text = _why_none(wanted, view)
     elif wanted.detail == "full":
         text = msgspec.json.encode(tools).decode()
     else:
@@ -271,6 +269,19 @@ def _search_result(wanted: _Search, routes: Sequence[Route], view: View) -> Resu
         )
     content = [{"type": "text", "text": text}]
     return Result(msgspec.Raw(msgspec.json.encode({"content": content, "structuredContent": {"tools": tools}})))
+
+
+def _why_none(wanted: _Search, view: View) -> str:
+    """Why a search finds nothing, and what to try."""
+    servers = sorted({route.feature.server for route in view.routes.values()})
+    named = ", ".join(servers[:SERVERS_NAMED_MAX]) + (", …" if len(servers) > SERVERS_NAMED_MAX else "")
+    where = f"Servers with tools: {named or 'none'}."
+    if wanted.server is not None and wanted.server not in servers:
+        return f"No server {wanted.server!r} has tools here. {where}"
+    of_server = "" if wanted.server is None else f" of {wanted.server}"
+    if wanted.tag is not None:
+        return f"No tool{of_server} with the tag {wanted.tag!r} matches. Leave the tag out, or use other words."
+    return f"No tool{of_server} matches. Use other words, or fewer.{'' if of_server else f' {where}'}"
 
 
 def _error_result(text: str) -> Result:

@@ -121,6 +121,9 @@ class ServerStatus(msgspec.Struct, frozen=True):
     hubs: Mapping[str, int] = {}
     """If it is a hub: its id and those of hubs behind it, with the number of hubs between."""
 
+    instructions: str = ""
+    """How the server says it should be used."""
+
     missing: Mapping[str, str] = {}
     """If it is a hub: the servers behind it whose tools are missing, and why."""
 
@@ -352,6 +355,7 @@ class Snapshot:
             view.aliases = self._aliases
         if surface.style == "own" and surface.server is not None:
             view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
+            view.description = next((each.instructions for each in shown if each.rules.is_trusted), "")
         hides = None if surface.style == "own" else self.hides
         for server_status in shown:
             offer = _offer(server_status, client_caps)

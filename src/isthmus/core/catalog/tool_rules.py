@@ -9,7 +9,7 @@ allows something only if the operator trusts it, and it cannot avoid a denial by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +124,7 @@ def fill_defaults(arguments: msgspec.Raw, defaults: Defaults) -> msgspec.Raw:
     return msgspec.Raw(_encode({**given, **absent})) if absent else arguments
 
 
-def without_required(tool: Tool, defaults: Defaults) -> Tool:
+def without_required(tool: Tool, defaults: Collection[str]) -> Tool:
     """The tool as callers see it: arguments with defaults are not required."""
     schema = tool.definition.get("inputSchema")
     try:

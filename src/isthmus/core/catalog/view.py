@@ -179,7 +179,7 @@ class View:
         self.set: str | None = None
         """The set that this is a view of; only its names can be called."""
         self.description = ""
-        """What the set is for, in the operator's words."""
+        """What the set is for, in the operator's words; for one trusted server, how it says it should be used."""
         self.left_out: dict[str, str] = {}
         """Tools that the set picks and that cannot be in it, by `server.tool`, and why. For the operator."""
         self.memo: dict[str, bytes] = {}

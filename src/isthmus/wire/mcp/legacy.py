@@ -41,6 +41,7 @@ class InitializeResult(msgspec.Struct):
     capabilities: ServerCapabilities = msgspec.field(default_factory=ServerCapabilities)
     meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
     serverInfo: msgspec.Raw = msgspec.Raw(b"{}")
+    instructions: msgspec.Raw = msgspec.Raw(b'""')
 
 
 def read_server_info(info: Payload | None) -> Implementation | None:

@@ -185,6 +185,7 @@ class DiscoverResult(msgspec.Struct):
     supportedVersions: list[str]
     capabilities: ServerCapabilities = msgspec.field(default_factory=ServerCapabilities)
     meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
+    instructions: msgspec.Raw = msgspec.Raw(b'""')
 
 
 def read_discover_result(result: Payload) -> DiscoverResult | None:
