@@ -403,6 +403,20 @@ async def test_a_reload_changes_the_placement(tmp_path: Path, database: Database
         assert len({note["pid"] for note in nodes.notes()}) == 1
 
 
+async def test_a_node_that_disabled_a_program_finds_it_again(
+    tmp_path: Path, database: Database, ledger: Ledger
+) -> None:
+    async with three(tmp_path, database, ledger, placement="one") as nodes:
+        (owner,) = await nodes.owned("a")
+        other = next(name for name in "abc" if name != owner)
+        for time in range(8):  # a node looks at its programs five times a second, so it misses some
+            for disabled, state in ((True, "disabled"), (False, "ready")):
+                nodes.config(other, placement="one", disabled=disabled)
+                os.kill(nodes.hubs[other].pid, signal.SIGHUP)
+                await stands(nodes.hubs[other], "quick", state)
+            assert is_good(await nodes.pay(other, f"again{time}"))
+
+
 async def test_without_a_cluster_it_is_local(tmp_path: Path, ledger: Ledger) -> None:
     server = stdio(quick_server.command(ledger.path), placement="one")
     async with serving(tmp_path, {"quick": server}) as hub, Raw(hub.url) as caller:
