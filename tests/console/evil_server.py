@@ -29,7 +29,7 @@ CONTENT: list[dict[str, Any]] = [
 def tool(name: str, payload: str) -> dict[str, Any]:
     words = {"title": payload, "description": payload}
     field = {**words, "type": "string", "enum": [payload, "x"], "examples": [payload]}
-    schema = {**words, "type": "object", "properties": {payload: field}}
+    schema = {**words, "type": "object", "properties": {payload: field, "held": {"type": "boolean"}}}
     return {**words, "name": name, "inputSchema": schema}
 
 

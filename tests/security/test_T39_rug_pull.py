@@ -314,7 +314,7 @@ async def test_nothing_is_let_through_where_it_cannot_be_known_what_was(tmp_path
 async def test_a_silent_change_is_noticed_when_the_list_has_grown_old(tmp_path: Path) -> None:
     async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
         await pull(server, hub)
-        assert hub.told == ["definition.withheld"]
+        await eventually(lambda: hub.told == ["definition.withheld"], "it is told")
         assert isinstance(await hub.call("s.pay"), UnknownTool)
         assert isinstance(await hub.call("s.read"), Result)
     assert server.ran() == ["read"]

@@ -144,7 +144,7 @@ async def test_no_search_depends_on_tools_that_the_caller_may_not_call(
             full, bare = [await answers(hub, "search_tools", arguments) for hub in hubs]
             assert full == bare
             assert "payroll" not in str(full)
-            assert "staff" not in str(full)
+            assert "staff" not in str(full) or wanted.get("server") == "staff"  # what the caller said itself
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -110,9 +110,10 @@ def keep_memory() -> None:
             libc.mallopt(M_ARENA_MAX, 1)
 
 
-QUIET_SECONDS = (10.0, 60.0)
-"""How long no long message has been read when kept memory is returned, twice: later, callers that read nothing were
-cut."""
+LOOK_SECONDS = 10.0
+QUIET_LOOKS = (1, 6)
+"""After so many looks without a long message, kept memory is returned, twice: by the second time, callers that read
+nothing were cut."""
 
 
 async def return_memory() -> None:
@@ -126,12 +127,12 @@ async def return_memory() -> None:
             trim = ctypes.CDLL("libc.so.6").malloc_trim
     if trim is None:
         return
-    seen, quiet_seconds, step = long_steps(), QUIET_SECONDS[-1], QUIET_SECONDS[0]
+    seen, quiet_looks = long_steps(), max(QUIET_LOOKS)
     while True:
-        await asyncio.sleep(step)
-        quiet_seconds = 0.0 if long_steps() != seen else quiet_seconds + step
+        await asyncio.sleep(LOOK_SECONDS)
+        quiet_looks = 0 if long_steps() != seen else quiet_looks + 1
         seen = long_steps()
-        if quiet_seconds in QUIET_SECONDS:
+        if quiet_looks in QUIET_LOOKS:
             await asyncio.to_thread(trim, 0)
 
 

@@ -94,18 +94,18 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_memory_is_returned_once_after_the_last_long_message(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_returned_twice_after_the_last_long_message(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
 
     class Library:
         malloc_trim = staticmethod(trims.append)
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Library)
-    monkeypatch.setattr(process_setup, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(process_setup, "LOOK_SECONDS", 0)
     returning = asyncio.create_task(return_memory())
     await turns(20)
     assert trims == []
-    for expected in ([0], [0, 0]):
+    for expected in ([0, 0], [0, 0, 0, 0]):
         in_turn(lambda: None)
         await eventually(partial(operator.eq, trims, expected), "memory was returned")
         await turns(50)
