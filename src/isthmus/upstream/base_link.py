@@ -334,9 +334,9 @@ class BaseLink:
         self.dialect: McpDialect = LegacyDialect()
         self.capabilities = ServerCapabilities()
         self.hubs: Mapping[str, int] = NO_HUBS
+        """Ids of the hubs behind this server and their distance; empty if the server is not a hub."""
         self.instructions = ""
         """How the server says it should be used."""
-        """Ids of the hubs behind this server and their distance; empty if the server is not a hub."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.on_changed: Callable[[Topic], None] = _ignore
         self.on_updated: Callable[[str], None] = _ignore
