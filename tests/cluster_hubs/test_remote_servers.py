@@ -65,6 +65,13 @@ async def test_a_list_waits_for_a_server_that_connects_to_another_node(pair: Seq
     silent = Manner(silent_at={"initialize"})
     async with raw_server(a.port, agent, "s1", manner=silent, is_awaited=False) as server:
         await server.until(lambda: "initialize" in server.asked, "it is greeted")
+
+        async def is_awaited() -> bool:
+            async with device(b.port, agent) as robot:
+                await robot.answer(1)
+                return not robot.is_ready
+
+        await eventually(is_awaited, "the other node knows of it, and lists wait")
         async with device(b.port, agent) as robot:
             await robot.answer(1)
             assert not robot.is_ready, "its list waits"
