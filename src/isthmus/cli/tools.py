@@ -38,7 +38,7 @@ from isthmus.wire.mcp.messages import read_string
 
 SEARCH = "search"
 FOUND_MAX = 10
-"""How many tools a search prints, unless it is told; `search_tools` returns as many."""
+"""How many tools a search prints without `--limit`, as many as `search_tools` returns."""
 
 DEPTH_MAX = 3
 BREADTH_MAX = 12

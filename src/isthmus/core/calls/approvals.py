@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -100,7 +100,9 @@ TASK_DEADLINE_SECONDS = 30.0
 READ_AT_ONCE = 200
 
 SCHEMAS_MAX = 1_000
-"""Tools whose schemas are read to find an argument; where a rule matches more, one of them may have it."""
+SCHEMA_BYTES_MAX = 512 * 1024
+"""Tools, and bytes of their schemas, that are read at once to find an argument, which takes up to 5 ms. Where a rule
+matches more, one of the tools may have it."""
 
 MATCHES_MAX = 20_000
 """Tools whose rules are cached."""
@@ -919,8 +921,8 @@ def lacks_argument(snapshot: Snapshot, pattern: str, path: Sequence[str]) -> boo
     status = snapshot.server_statuses.get(ServerName(server))
     if status is None or not status.has_lists or status.is_unlisted:
         return False
-    tools = [tool for tool in all_tools_of(status) if name in ("", "*", tool.name)]
-    return 0 < len(tools) <= SCHEMAS_MAX and not any(_may_have(tool, path) for tool in tools)
+    tools = _readable(tool for tool in all_tools_of(status) if name in ("", "*", tool.name))
+    return bool(tools) and not any(_may_have(tool, path) for tool in tools)
 
 
 def lacking_arguments(rule: ApprovalRule, snapshot: Snapshot) -> Iterator[tuple[ArgumentTest, str, str]]:
@@ -930,9 +932,8 @@ def lacking_arguments(rule: ApprovalRule, snapshot: Snapshot) -> Iterator[tuple[
     is_complete = all(each.has_lists or each.state == "disabled" for each in statuses.values())
     matching: list[Tool] = []
     if rule.arguments and general and is_complete:
-        listed = (tool for status in statuses.values() for tool in all_tools_of(status))
-        if len(first := list(islice(listed, SCHEMAS_MAX + 1))) <= SCHEMAS_MAX:  # else another tool may have it
-            matching = [tool for tool in first if _covers(rule, tool, snapshot, is_blind=False)]
+        listed = _readable(tool for status in statuses.values() for tool in all_tools_of(status))
+        matching = [tool for tool in listed if _covers(rule, tool, snapshot, is_blind=False)]
     for test in rule.arguments:
         for pattern in rule.tools:
             if lacks_argument(snapshot, pattern, test.path):
@@ -940,6 +941,13 @@ def lacking_arguments(rule: ApprovalRule, snapshot: Snapshot) -> Iterator[tuple[
         if matching and not any(_may_have(tool, test.path) for tool in matching):
             tools = ", ".join(general) if rule.tools else "any destructive tool"
             yield test, tools, f"the rule {'holds' if rule.approve else 'exempts'} nothing"
+
+
+def _readable(tools: Iterable[Tool]) -> list[Tool]:
+    """The tools, or none if to read all of their schemas would hold up the event loop."""
+    first = list(islice(tools, SCHEMAS_MAX + 1))
+    size = sum(len(memoryview(tool.definition.get("inputSchema", b""))) for tool in first)
+    return first if len(first) <= SCHEMAS_MAX and size <= SCHEMA_BYTES_MAX else []
 
 
 def _may_have(tool: Tool, path: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
 from isthmus.core.audit import Fact
 from isthmus.core.calls import approvals as module
-from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, CallApprovals, lacking_arguments
+from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, SCHEMA_BYTES_MAX, CallApprovals, lacking_arguments
 from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.ports import ApprovalAlreadyDecided, ApprovalVerdict, Document, OnWritten, WriteResult
@@ -658,6 +658,16 @@ async def test_an_argument_that_a_call_leaves_out_holds_no_call(rule: ApprovalRu
     stage = Held(rule, tools=(pays(), other))
     stage.start(call(arguments=PAY))
     assert stage.sent() == [PAY]
+
+
+async def test_lists_that_are_too_long_to_be_read_at_once_may_have_every_argument() -> None:
+    dense = tool("dense", inputSchema={"type": "object", "properties": {}, "examples": [[[]]] * SCHEMA_BYTES_MAX})
+    for pattern in ("files.*", "*"):
+        rule = ApprovalRule("one", (pattern,), arguments=above("amuont"))
+        stage = Held(rule, tools=(pays(), dense))
+        stage.start(call(arguments=PAY))
+        assert stage.sent() == [PAY]
+        assert list(lacking_arguments(rule, stage.hub.snapshot)) == []
 
 
 async def test_a_mistyped_argument_of_an_exemption_exempts_nothing() -> None:
