@@ -821,9 +821,10 @@ class RunningScript:
         self._inflight.pop(call.id, None)
         call.is_held = False
         is_not_run = isinstance(outcome, Fault) and outcome.executed == "no"
+        is_decided = isinstance(outcome, Fault) and outcome.approval is not None
         self._not_run += is_not_run
         self.released(call)
-        if self._is_left and is_not_run:  # the next hub sends it
+        if self._is_left and is_not_run and not is_decided:  # the next hub sends it
             call.is_sent = False
             self._sent -= 1
             self._store(None, lambda: None)

@@ -30,7 +30,7 @@ from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Question, Result
-from isthmus.model.fault_table import Cancelled
+from isthmus.model.fault_table import ApprovalDenied, Cancelled
 from isthmus.model.tasks import Message
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.process_tree import descendants
@@ -231,9 +231,7 @@ async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_a
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
         stage.link.at_once = lambda _: scripts.leave_durable()
-        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        journal.write([scripts.first_document(request(3), OWNER.key)], kept.set_result)
-        await kept
+        await store_first(scripts, journal, request(3))
         script = scripts.start_script(RunningScript(scripts, request(3), Listener(), OWNER.key))
         await eventually(script.is_done, "the script is left", within=60)
         await asyncio.sleep(0)
@@ -247,9 +245,7 @@ async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_a
 async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_unsent() -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
-        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        journal.write([scripts.first_document(request(2), OWNER.key)], kept.set_result)
-        await kept
+        await store_first(scripts, journal, request(2))
         scripts.start_script(RunningScript(scripts, request(2), Listener(), OWNER.key))
         await eventually(lambda: len(stage.link.sent) == 2, "the calls are sent", within=60)
         scripts.leave_durable()
@@ -264,6 +260,19 @@ async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False]
     assert ["answer" in call or "failure" in call for call in record["calls"]] == [True, False]
     assert record["count"] == 1
+
+
+async def test_what_a_person_denied_is_not_sent_again_after_a_script_was_left() -> None:
+    stage, journal = Stage(), MemoryJournal()
+    async with scripts_of(stage, journal) as scripts:
+        await store_first(scripts, journal, request(1))
+        scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
+        await eventually(lambda: len(stage.link.sent) == 1, "the call is made", within=60)
+        scripts.leave_durable()
+        stage.link.sent[0].finish(ApprovalDenied("files.read", "ap_1", "too much"))
+        await scripts.wait_left()
+        (call,) = (await stored_record(journal))["calls"]
+    assert (call["is_sent"], "too much" in call["failure"]) == (True, True)
 
 
 class HeldJournal(MemoryJournal):
@@ -290,9 +299,7 @@ class HeldJournal(MemoryJournal):
 async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_left_is_stored_as_not_sent() -> None:
     stage, journal = Stage(), HeldJournal()
     async with scripts_of(stage, journal) as scripts:
-        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        journal.write([scripts.first_document(request(1), OWNER.key)], kept.set_result)
-        await kept
+        await store_first(scripts, journal, request(1))
         journal.held = []
         scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
         await eventually(lambda: bool(journal.held), "the call is being stored", within=60)
@@ -307,6 +314,12 @@ async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_left_is_stor
     assert stage.link.sent == []
 
 
+async def store_first(scripts: Scripts, journal: MemoryJournal, asked: ScriptRequest) -> None:
+    kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    journal.write([scripts.first_document(asked, OWNER.key)], kept.set_result)
+    await kept
+
+
 async def stored_record(journal: MemoryJournal) -> Any:
     document = await stored(journal, SCRIPT)
     return msgspec.json.decode(document.body or b"{}") if document is not None else {}
@@ -316,9 +329,7 @@ async def stored_record(journal: MemoryJournal) -> Any:
 async def test_a_sent_call_that_waits_for_a_person_is_stored_as_sent_with_the_time_that_is_left(how: str) -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
-        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        journal.write([scripts.first_document(request(1), OWNER.key)], kept.set_result)
-        await kept
+        await store_first(scripts, journal, request(1))
         scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
         await eventually(lambda: len(stage.link.sent) == 1, "the call is sent", within=60)
         (inflight,) = stage.link.sent
