@@ -22,7 +22,7 @@ from isthmus.frontends.http.request_cycle import (
     join_headers,
     respond,
 )
-from isthmus.frontends.mcp.errors import code_of, data_of
+from isthmus.frontends.mcp.exchange import code_of, data_of
 from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
 from isthmus.frontends.oauth.http import OauthHttp
 from isthmus.frontends.relay.http import RelayHttp

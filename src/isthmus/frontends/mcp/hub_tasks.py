@@ -45,8 +45,7 @@ from isthmus.core.tasks.record import (
     restored_outcome,
 )
 from isthmus.core.watch.server_tasks import ServerTask, hub_task
-from isthmus.frontends.mcp.errors import code_of, data_of
-from isthmus.frontends.mcp.exchange import McpExchange
+from isthmus.frontends.mcp.exchange import McpExchange, code_of, data_of
 from isthmus.frontends.mcp.input_required import CROWDED, GONE
 from isthmus.frontends.mcp.settings import TaskSettings
 from isthmus.frontends.mcp.tasks import is_hub_task_id, is_listed

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from isthmus.frontends.http.auth import Authenticator, Denied
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Denied, OriginGuard
 from isthmus.frontends.oauth.challenges import Challenges, RejectedCredential
 from isthmus.model.callers import FrontendName
 
