@@ -31,11 +31,10 @@ from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.metrics_endpoint import close_telemetry, open_metrics, open_telemetry
-from isthmus.app.open_sessions import OpenSessions
 from isthmus.app.process_setup import raise_limit, return_memory, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
-from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
+from isthmus.app.routes import CountedRequests, Frontend, OpenSessions, Routes, StreamingFrontend
 from isthmus.app.shared_state import close_shared_state
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
 from isthmus.app.state_import import report_shared_state
@@ -50,7 +49,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.ports import ClosableJournal, HealthReportingJournal, SharedJournal
 from isthmus.core.tasks.record import TaskOwner, TaskRecord
-from isthmus.core.tasks.retention import Retention
+from isthmus.core.tasks.storage_limits import Retention
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import Authenticator, OriginGuard

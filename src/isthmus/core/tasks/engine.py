@@ -64,7 +64,7 @@ from isthmus.core.tasks.record import (
     state_after,
     stored_outcome,
 )
-from isthmus.core.tasks.storage_quota import BEGIN_SHARE, StorageQuota
+from isthmus.core.tasks.storage_limits import BEGIN_SHARE, StorageQuota
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.fault_table import Cancelled, Fault, TaskElsewhere
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
