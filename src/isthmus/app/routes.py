@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES, BytesInFlight
-from isthmus.core.ports import CallerSession, CallerStreams, SessionList
+from isthmus.core.admin_ports import CallerSession, CallerStreams, SessionList
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
@@ -189,7 +189,7 @@ SHOWN_MAX = 500
 
 
 class OpenSessions:
-    """The open sessions and event streams of all frontends, for operators; see `core.ports.SessionAdmin`.
+    """The open sessions and event streams of all frontends, for operators; see `core.admin_ports.SessionAdmin`.
 
     Nothing here lets a reader take a session over: no ids, no cookies, no keys.
     """
@@ -202,7 +202,7 @@ class OpenSessions:
         self._auth = auth
 
     def describe(self, rest_streams: Iterable[Caller]) -> SessionList:
-        """See `core.ports.SessionAdmin`."""
+        """See `core.admin_ports.SessionAdmin`."""
         total = 0
 
         def counted() -> Iterator[CallerSession]:

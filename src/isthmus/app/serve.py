@@ -47,7 +47,7 @@ from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.config.tables import CLUSTER, STORAGE
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
-from isthmus.core.ports import ClosableJournal, HealthReportingJournal, SharedJournal
+from isthmus.core.journal import ClosableJournal, HealthReportingJournal, SharedJournal
 from isthmus.core.tasks.record import TaskOwner, TaskRecord
 from isthmus.core.tasks.storage_limits import Retention
 from isthmus.frontends.a2a.http import A2aHttp

@@ -26,7 +26,7 @@ from isthmus.config.files import read_regular_file
 from isthmus.config.settings import Configuration
 from isthmus.core.access.tenants import Tenants
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, Journal, SharedJournal, WriteResult
+from isthmus.core.journal import Document, Journal, SharedJournal, WriteResult
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.frontends.http.auth import BASES, Authenticator, Fields, Request
 from isthmus.frontends.oauth.discovery import Challenges, OwnAddresses, RejectedCredential, TrustedIssuer

@@ -31,7 +31,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports import Document, Journal, PeerTasks, SharedJournal, WriteResult
+from isthmus.core.journal import Document, Journal, PeerTasks, SharedJournal, WriteResult
 from isthmus.core.tasks.live_task import (
     RETRY_SECONDS,
     LiveTask,

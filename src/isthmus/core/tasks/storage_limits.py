@@ -17,7 +17,7 @@ from typing import TypeAlias
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import DOCUMENT_BYTES, Document, Journal, SharedJournal, size_of
+from isthmus.core.journal import DOCUMENT_BYTES, Document, Journal, SharedJournal, size_of
 from isthmus.core.tasks.live_task import KeyQuotaExceeded, LiveTask, StorageQuotaExceeded
 from isthmus.core.tasks.push_delivery import DELIVERY, STATES
 from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, TaskOwner

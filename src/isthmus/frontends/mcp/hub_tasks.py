@@ -24,7 +24,8 @@ from isthmus.core.calls.hub import HELD, Hub, Stage, find, validate
 from isthmus.core.calls.running_call import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.view import View, VirtualRoute
-from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress, VirtualTool
+from isthmus.core.journal import Journal
+from isthmus.core.ports import Exchange, LateProgressExchange, ReportProgress, VirtualTool
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
     LiveTask,

@@ -18,9 +18,9 @@ import msgspec
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability, Topic
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
-from isthmus.wire.mcp import legacy
 from isthmus.wire.mcp.lists import next_cursor
 from isthmus.wire.mcp.messages import (
+    LEGACY_VERSIONS,
     NO_HUBS,
     Implementation,
     Members,
@@ -33,7 +33,7 @@ from isthmus.wire.mcp.messages import (
 
 VERSION = "2026-07-28"
 VERSIONS = (VERSION,)
-SUPPORTED = (*VERSIONS, *reversed(legacy.VERSIONS))
+SUPPORTED = (*VERSIONS, *reversed(LEGACY_VERSIONS))
 """Every supported protocol version, newest first."""
 _VERSION_TEXT = msgspec.json.encode(VERSION)
 
@@ -84,7 +84,7 @@ def is_modern(request: Request, version_header: str | None) -> bool:
 
     A header with an unknown version counts as modern: the response lists the supported versions.
     """
-    if version_header is not None and version_header not in legacy.VERSIONS:
+    if version_header is not None and version_header not in LEGACY_VERSIONS:
         return True
     meta = request.params.get("_meta")
     return meta is not None and VERSION_KEY in (object_members(meta) or ())

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.access.approval_rules import EXPIRES_SECONDS_MAX
 from isthmus.core.calls.running_call import TASK_QUESTION_SECONDS
-from isthmus.core.ports import Document, OnWritten, size_of
+from isthmus.core.journal import Document, OnWritten, size_of
 from isthmus.core.tasks import engine, storage_limits
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.ports import Journal, PushReceipt
+from isthmus.core.journal import Journal
+from isthmus.core.ports import PushReceipt
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a.cards import AgentCards
 from isthmus.frontends.a2a.http import A2aHttp
