@@ -169,7 +169,8 @@ class TaskEngine:
         if draft.listeners:
             live.listeners.update(dict.fromkeys(draft.listeners))
         live.waits_for_login = draft.waits_for_login
-        self._check_is_new(live)
+        if self._store.get(live.key) is not None:
+            raise TaskExists(record.id)
         if draft.call is not None:
             self._launch(live, draft.call)
         try:
@@ -207,13 +208,10 @@ class TaskEngine:
                 await self._store.deletes.wait_deleted(live.key, STORE_SECONDS)
             except TimeoutError as error:
                 raise TaskNotStored from error
-        self._check_is_new(live)
+        if self._store.get(live.key) is not None:  # begun by a concurrent request meanwhile
+            raise TaskExists(record.id)
         self._update_phase(live)
         return document if live.record is record else self._document(live)
-
-    def _check_is_new(self, live: LiveTask) -> None:
-        if self._store.get(live.key) is not None:
-            raise TaskExists(live.record.id)
 
     def _on_begun(self, live: LiveTask, record: TaskRecord, documents: Sequence[Document], result: WriteResult) -> None:
         """The first record was written, or not: send the call, or drop the task."""
