@@ -28,7 +28,7 @@ from isthmus.code.scripts import RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports import Journal
+from isthmus.core.journal import Journal
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
 from isthmus.storage.memory import MemoryJournal

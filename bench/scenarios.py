@@ -33,8 +33,7 @@ from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.methods import McpMethods

@@ -36,7 +36,7 @@ from bench.scenarios import Instant as SentLink
 from bench.stage import HUB_MODULE, READY_SECONDS, Scenario, Target, post, wait_until_served
 from isthmus.core.audit import START, Fact, RecordEncoder, follow
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.ports import OnWritten
+from isthmus.core.journal import OnWritten
 from isthmus.identity.jwt import read_keys
 from isthmus.identity.jwt_callers import Issuer, Issuers
 from isthmus.identity.keys import AccessTokens, KeyRing, credential_of, digest_of

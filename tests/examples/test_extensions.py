@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from isthmus.core.ports import Document
+from isthmus.core.journal import Document
 from tests.frontends.wire import until
 from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, write_config
 from tests.supply.building import built

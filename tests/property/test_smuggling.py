@@ -25,16 +25,16 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.frontends.mcp.exchange import JsonRpcReply
-from isthmus.frontends.mcp.methods import McpMethods, check_meta
+from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.call_metrics import CallMetrics
-from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.forwarded_methods import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire.mcp.messages import Implementation
 from tests.choices import IS_FULL
 from tests.property.bodies import any_body
@@ -151,8 +151,8 @@ class Bench:
         return tuple(self.link.sent)
 
     def _call(self, request: Request, claims: modern.RoutingHeaders | None) -> None:
-        meta = check_meta(request, claims)
-        if isinstance(meta, JsonRpcReply):
+        meta = modern.check(request, claims)
+        if isinstance(meta, modern.Rejection):
             return
         read = self.mcp_methods.read_call(request, LIMITED, EVERYTHING, meta)
         if not isinstance(read, JsonRpcReply):

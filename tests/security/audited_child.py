@@ -25,7 +25,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports import ClosableJournal
+from isthmus.core.journal import ClosableJournal
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import NewTask, Report

@@ -19,8 +19,7 @@ from isthmus.frontends.a2a.cards import AgentCards
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.service import A2aService
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.sse import McpSse

@@ -20,9 +20,8 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.key_files import TRUST_SECONDS, KeyFile
 from isthmus.app.routes import Routes
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
-from isthmus.frontends.http.origins import OriginGuard
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.identity.keys import digest_of

@@ -20,7 +20,7 @@ import pytest
 from isthmus.app.jsonrpc_over_bus import frame
 from isthmus.cluster.bus import NodeId
 from isthmus.cluster.nats import NatsBus, NatsSettings
-from isthmus.core.ports import Document
+from isthmus.core.journal import Document
 from isthmus.storage.journal_base import StateInUse
 from isthmus.storage.sqlite import SqliteJournal
 from tests.cluster.nodes import Inbox

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from isthmus.core.ports import Document, JournalEntry, place_of
+from isthmus.core.journal import Document, JournalEntry, place_of
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal

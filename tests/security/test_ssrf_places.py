@@ -39,7 +39,7 @@ OPERATORS = listed("""
     config.settings.HubSettings.hosts config.settings.HubSettings.origins config.settings.HubSettings.public_url
     frontends.a2a.grpc.GrpcSettings.host frontends.a2a.settings.A2aSettings.grpc_url
     frontends.http.settings.HttpListenerSettings.host
-    frontends.oauth.documents.TrustedIssuer.issuer identity.settings.IssuerSettings.issuer
+    frontends.oauth.discovery.TrustedIssuer.issuer identity.settings.IssuerSettings.issuer
     identity.settings.IssuerSettings.jwks
     library.server_config.MCPServerConfig.endpoint library.server_config.MCPServerConfig.url
     model.credentials.OAuthSettings.authorization_endpoint model.credentials.OAuthSettings.device_endpoint
@@ -88,7 +88,7 @@ SERVERS = {
 """Written by servers, and believed only within their own origin: by their name in the matrix."""
 
 FETCHED = listed("""
-    app.issuer_keys._Metadata.issuer app.issuer_keys._Metadata.jwks_uri
+    app.tokens._Metadata.issuer app.tokens._Metadata.jwks_uri
     credentials.discovery.ServerMetadata.authorization_endpoint credentials.discovery.ServerMetadata.issuer
     credentials.discovery.ServerMetadata.device_authorization_endpoint
     credentials.discovery.ServerMetadata.registration_endpoint credentials.discovery.ServerMetadata.token_endpoint

@@ -203,8 +203,8 @@ def _takes_request(node: ast.AST) -> bool:
 
 
 HOSTS = {
-    "frontends/http/origins.py": "holds Host and Origin against what the hub answers for (T01)",
-    "frontends/oauth/documents.py": "chooses among the hub's own names, which are the operator's",
+    "frontends/http/auth.py": "holds Host and Origin against what the hub answers for (T01)",
+    "frontends/oauth/discovery.py": "chooses among the hub's own names, which are the operator's",
 }
 """Who reads the Host of a request."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from isthmus.core.audit import Fact
-from isthmus.core.ports import Document, DocumentPlace, JournalEntry, OnWritten, Page, TrimResult, WriteResult
+from isthmus.core.journal import Document, DocumentPlace, JournalEntry, OnWritten, Page, TrimResult, WriteResult
 from isthmus.storage.memory import MemoryJournal
 
 
@@ -36,7 +36,7 @@ def opener(settings: Mapping[str, object]) -> Callable[[str], Awaitable[LinesJou
 
 
 class LinesJournal:
-    """See `isthmus.core.ports.ClosableJournal`; what is asked is answered from memory."""
+    """See `isthmus.core.journal.ClosableJournal`; what is asked is answered from memory."""
 
     def __init__(self, file: Path) -> None:
         self._memory = MemoryJournal()

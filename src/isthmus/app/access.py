@@ -27,10 +27,7 @@ from isthmus.config.findings import Place
 from isthmus.config.settings import Configuration
 from isthmus.core.access.policy import BY_CUSTOM_POLICY, Why
 from isthmus.core.access.tenants import Tenants
-from isthmus.core.catalog.access_reasons import AccessExplainer, AccessReason, ListedEntry, listed_entries
-from isthmus.core.catalog.snapshot import LISTS, ListName, ServerStatus, Snapshot
-from isthmus.core.event_loop import in_passes
-from isthmus.core.ports import (
+from isthmus.core.admin_ports import (
     AccessBy,
     AccessCaller,
     AccessCell,
@@ -47,6 +44,9 @@ from isthmus.core.ports import (
     RuleChanges,
     UnknownName,
 )
+from isthmus.core.catalog.access_reasons import AccessExplainer, AccessReason, ListedEntry, listed_entries
+from isthmus.core.catalog.snapshot import LISTS, ListName, ServerStatus, Snapshot
+from isthmus.core.event_loop import in_passes
 from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narrowed_on
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import FeatureName, ServerName, name_filter
@@ -408,7 +408,7 @@ def _right_change(was: bool, is_now: bool) -> RightChange | None:  # noqa: FBT00
 
 
 class LiveAccess:
-    """See `core.ports.AccessReports`: the callers and servers of a running hub."""
+    """See `core.admin_ports.AccessReports`: the callers and servers of a running hub."""
 
     def __init__(self, running: RunningHub, identities: Identities) -> None:
         self._running = running

@@ -44,7 +44,7 @@ from isthmus.core.audit import (
     lost_call_record,
     signed_text,
 )
-from isthmus.core.ports import (
+from isthmus.core.journal import (
     AuditJournal,
     ChainedAuditJournal,
     ClosableJournal,
@@ -89,7 +89,7 @@ async def keep_pruning_idle_slots(state: Path, keep: Callable[[], float]) -> Non
 
 
 class Notary:
-    """See `core.ports.AuditNotary`: encodes records and signs the log. To prune, it needs no encoder."""
+    """See `core.journal.AuditNotary`: encodes records and signs the log. To prune, it needs no encoder."""
 
     def __init__(self, signer: FileAuditSigner, encoder: RecordEncoder | None = None) -> None:
         self.seal: Callable[[SealKind, Point], Seal] = signer.seal

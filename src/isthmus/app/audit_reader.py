@@ -23,6 +23,7 @@ import msgspec
 
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration
+from isthmus.core.admin_ports import AuditBusy, AuditFilter, AuditLine, AuditPage, AuditProgress, NoAuditLog
 from isthmus.core.audit import (
     NUMBER_MAX,
     START,
@@ -34,7 +35,6 @@ from isthmus.core.audit import (
     Verification,
     record_members,
 )
-from isthmus.core.ports import AuditBusy, AuditFilter, AuditLine, AuditPage, AuditProgress, NoAuditLog
 from isthmus.model.names import name_filter
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_log_folders import chain_slot, list_slots, slot_file
@@ -586,7 +586,7 @@ def has_log(configuration: Configuration) -> bool:
 
 
 class LiveAudit:
-    """See `core.ports.AuditReports`: the logs of a running hub, read on threads."""
+    """See `core.admin_ports.AuditReports`: the logs of a running hub, read on threads."""
 
     def __init__(self, running: RunningHub) -> None:
         self._running = running

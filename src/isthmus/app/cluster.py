@@ -33,7 +33,7 @@ from isthmus.config.settings import Configuration
 from isthmus.config.tables import CLUSTER
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.event_loop import in_passes
-from isthmus.core.ports import Document, SharedJournal
+from isthmus.core.journal import Document, SharedJournal
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.watch.server_tasks import ListedTask, ServerTask
 from isthmus.frontends.http.auth import Authenticator, FailedAuthLimit
@@ -524,7 +524,7 @@ def _forget(running: RunningHub, server: bytes) -> None:
 
 
 class RemoteTasks:
-    """Cancels tasks that other nodes hold, and those that this one holds for the others; see `core.ports.PeerTasks`."""
+    """Cancels tasks that other nodes hold, and those that this one holds for others; see `core.journal.PeerTasks`."""
 
     def __init__(self, bus: Bus, forwarder: Forwarder, engine: TaskEngine) -> None:
         self._bus = bus

@@ -13,7 +13,8 @@ from isthmus.config.settings import Configuration
 from isthmus.config.tables import HUB
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports import Journal, Sealer
+from isthmus.core.journal import Journal
+from isthmus.core.ports import Sealer
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import TaskWork
 from isthmus.core.tasks.record import TaskRecord

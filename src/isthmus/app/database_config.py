@@ -19,7 +19,7 @@ from isthmus.config.formats import PARSERS, parse
 from isthmus.config.load import StoredTables, load, local_settings
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import CLUSTER
-from isthmus.core.ports import SharedState, StateDocument
+from isthmus.core.journal import SharedState, StateDocument
 
 CONFIGURATION: Final = "configuration"
 """The kind of the shared documents with versions."""

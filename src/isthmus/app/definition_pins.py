@@ -22,12 +22,12 @@ from isthmus.app.shared_state import shared_state
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import STORAGE
+from isthmus.core.admin_ports import DefinitionReview
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.definition_review import LeftOut
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, Sighting, known_of
-from isthmus.core.ports import DefinitionReview
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definition_store import (
     FILE,

@@ -17,7 +17,7 @@ from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import STORAGE
 from isthmus.core.access.policy import CustomPolicy, Policy
-from isthmus.core.ports import ClosableJournal
+from isthmus.core.journal import ClosableJournal
 from isthmus.identity.verifier import Verifier
 from isthmus.model.callers import Caller, CallerId, Unprovable
 from isthmus.model.names import FeatureName, ServerName

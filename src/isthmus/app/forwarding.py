@@ -55,7 +55,7 @@ from isthmus.frontends.http.request_cycle import (
     header_lines,
     join_headers,
 )
-from isthmus.frontends.mcp.errors import code_of, data_of
+from isthmus.frontends.mcp.exchange import code_of, data_of
 from isthmus.frontends.mcp.http import SESSION_HEADER
 from isthmus.frontends.mcp.sse import MESSAGES_PATH, SESSION_PARAMETERS
 from isthmus.frontends.rest.http import answer_problem

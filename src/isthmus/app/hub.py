@@ -26,6 +26,7 @@ from isthmus.app.validation import ValidationWorker
 from isthmus.config.finding_codes import IDLE_PATTERN, IDLE_SET_ENTRY, LACKING_ARGUMENT, LEFT_OUT_OF_SET
 from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
+from isthmus.core.admin_ports import ConfigurationFinding, DefinitionReview, ServerFix, ServerPreview, SwitchedServer
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals, lacking_arguments
@@ -36,15 +37,8 @@ from isthmus.core.calls.result_cuts import ResultCuts, ResultLimits
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.search_tools import SearchTools, ToolSearch
 from isthmus.core.event_loop import use_reader
-from isthmus.core.ports import (
-    ConfigurationFinding,
-    DefinitionReview,
-    Journal,
-    Recorder,
-    ServerFix,
-    ServerPreview,
-    SwitchedServer,
-)
+from isthmus.core.journal import Journal
+from isthmus.core.ports import Recorder
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.credentials.server_logins import Logins
@@ -129,10 +123,10 @@ class DefinitionWatcher(Protocol):
         """Apply another configuration."""
 
     async def pending(self) -> Sequence[DefinitionReview]:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
 
     async def approve(self, server: str, tool: str, fingerprint: str) -> bool:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
 
 
 async def _no_others(_server: ServerName, _is_on: bool) -> None:  # noqa: FBT001 - a callback
@@ -278,18 +272,18 @@ class RunningHub:
         return LoggedCalls(recorder) if self.configuration.hub.log_level == "debug" else recorder
 
     def restart(self, server: ServerName) -> bool:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         is_restarted = self.supervisor.restart(server)
         if is_restarted:
             self.on_restarted(server)
         return is_restarted
 
     async def preview_servers(self, text: str, name: str | None) -> ServerPreview | str:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         return await self.server_edits.preview(self.configuration, tuple(self.hub.server_queues), text, name)
 
     async def switch_server(self, server: ServerName, by: Caller, *, is_on: bool) -> SwitchedServer | None:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         switched = await self.switch_here(server, is_on=is_on, caller=by.name, tenant=by.tenant)
         if switched is not None:
             await self.on_switched(server, is_on)
@@ -317,19 +311,19 @@ class RunningHub:
         return SwitchedServer(server, is_on, is_saved, note)
 
     def call_counts(self) -> dict[ServerName | None, Callable[[], Mapping[str, object]]]:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         return self.counters.figures()
 
     async def pending_definitions(self) -> Sequence[DefinitionReview]:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         return () if self.pins is None else await self.pins.pending()
 
     async def approve_definition(self, server: str, tool: str, fingerprint: str) -> bool:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         return self.pins is not None and await self.pins.approve(server, tool, fingerprint)
 
     def findings(self) -> Sequence[ConfigurationFinding]:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         from_lists = (*self._set_findings(), *self._rule_findings(), *self._idle_patterns())
         return [
             ConfigurationFinding(
@@ -339,7 +333,7 @@ class RunningHub:
         ]
 
     def server_fix(self, server: ServerName) -> ServerFix | None:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         status, reconnector = self.hub.snapshot.server_statuses.get(server), self.supervisor.reconnectors.get(server)
         if status is None:
             return None
@@ -351,7 +345,7 @@ class RunningHub:
         return ServerFix(fix, self._entry_places.place_of(origin) if is_edit else None)
 
     def fixes_version(self) -> int:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         return self._entry_places.version()
 
     def _set_findings(self) -> Iterable[Finding]:

@@ -26,7 +26,7 @@ from isthmus.app.state_folder import NoStateFolder, make_folder
 from isthmus.config.files import read_regular_file
 from isthmus.config.finding_codes import KEY_STORE
 from isthmus.config.findings import ConfigError, Finding, Place
-from isthmus.core.ports import SharedState, StateDocument
+from isthmus.core.journal import SharedState, StateDocument
 from isthmus.identity.minted_keys import Keys, StoreDamaged, read_keys, write_keys
 
 log = structlog.get_logger(__name__)

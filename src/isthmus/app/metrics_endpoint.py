@@ -24,7 +24,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.calls.circuit_breaker import BreakerState
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.event_loop import LONG_BYTES, in_passes
-from isthmus.core.ports import HealthReportingJournal, MeasuredJournal
+from isthmus.core.journal import HealthReportingJournal, MeasuredJournal
 from isthmus.frontends.http.auth import Authenticator, Fields
 from isthmus.frontends.http.health import Metrics
 from isthmus.frontends.http.listener import HttpListener

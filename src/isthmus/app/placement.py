@@ -25,7 +25,7 @@ import structlog
 from isthmus.app.hub import RunningHub
 from isthmus.app.task_takeovers import FREE, OWNED, PLACED
 from isthmus.cluster.bus import Bus, BusFault, NodeId
-from isthmus.core.ports import HERE, Document, SharedJournal, WriteResult
+from isthmus.core.journal import HERE, Document, SharedJournal, WriteResult
 from isthmus.model.names import ServerName
 from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.dialin.link import NodeServer, PlacedLink

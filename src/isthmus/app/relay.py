@@ -100,11 +100,11 @@ class Relay:
         await self.frontend.wait_idle()
 
     async def status(self) -> RelayStatus:
-        """See `core.ports.RelayAdmin`."""
+        """See `core.admin_ports.RelayAdmin`."""
         return RelayStatus(self._running.dialins.servers(), await self.frontend.all_devices())
 
     def forget(self, server: ServerName) -> Forgetting:
-        """See `core.ports.RelayAdmin`."""
+        """See `core.admin_ports.RelayAdmin`."""
         return self._running.dialins.forget(server)
 
 

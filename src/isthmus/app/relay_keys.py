@@ -23,7 +23,7 @@ import structlog
 from isthmus.app.key_files import offer_secret
 from isthmus.config.files import read_regular_file
 from isthmus.config.findings import ConfigError, Place
-from isthmus.core.ports import SharedState, StateDocument
+from isthmus.core.journal import SharedState, StateDocument
 from isthmus.identity.relay_tokens import is_id
 from isthmus.model.relay import Claim
 

@@ -19,7 +19,7 @@ from isthmus.config.pasting import CannotPreview, PastedServer, Preview, preview
 from isthmus.config.servers_in_file import ServerFile
 from isthmus.config.settings import Configuration
 from isthmus.config.text_editing import CannotEdit, replace_file
-from isthmus.core.ports import ConfigurationFinding, ServerPreview, ServerPreviewEntry
+from isthmus.core.admin_ports import ConfigurationFinding, ServerPreview, ServerPreviewEntry
 from isthmus.model.names import ServerName
 
 FILE_NAME = "isthmus.toml"
@@ -40,7 +40,7 @@ class ServerEdits:
     async def preview(
         self, configuration: Configuration, taken: Collection[str], text: str, name: str | None
     ) -> ServerPreview | str:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         try:
             return await asyncio.to_thread(self._preview, configuration, taken, text, name)
         except CannotPreview as why:

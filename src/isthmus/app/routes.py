@@ -1,11 +1,19 @@
-"""Maps the paths of a hub to its frontends, and bounds the bytes that a caller has in progress. Used by `app.serve`."""
+"""The frontends of a hub together: which paths lead where, the bytes that callers have in progress, open sessions.
+
+Used by `app.serve`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES, BytesInFlight
+from isthmus.core.admin_ports import CallerSession, CallerStreams, SessionList
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
@@ -22,13 +30,15 @@ from isthmus.frontends.http.request_cycle import (
     join_headers,
     respond,
 )
-from isthmus.frontends.mcp.errors import code_of, data_of
+from isthmus.frontends.mcp.exchange import code_of, data_of
 from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
+from isthmus.frontends.mcp.sse import McpSse
 from isthmus.frontends.oauth.http import OauthHttp
 from isthmus.frontends.relay.http import RelayHttp
 from isthmus.frontends.rest.http import RestHttp, answer_problem
 from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.frontends.wellknown.http import WellKnown
+from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.wire import jsonrpc
@@ -172,3 +182,55 @@ class CountedRequests:
         if caller is None or caller == self._auth.caller_of({}, scope):
             return lambda: None
         return self._in_flight.hold_response(caller, size)
+
+
+SHOWN_MAX = 500
+"""Sessions in one answer; a caller may have a thousand."""
+
+
+class OpenSessions:
+    """The open sessions and event streams of all frontends, for operators; see `core.admin_ports.SessionAdmin`.
+
+    Nothing here lets a reader take a session over: no ids, no cookies, no keys.
+    """
+
+    def __init__(self, mcp: McpHttp, sse: McpSse, agent: A2aHttp, auth: Authenticator) -> None:
+        """`auth` knows the sessions of the console, if there is one."""
+        self._mcp = mcp
+        self._sse = sse
+        self._agent = agent
+        self._auth = auth
+
+    def describe(self, rest_streams: Iterable[Caller]) -> SessionList:
+        """See `core.admin_ports.SessionAdmin`."""
+        total = 0
+
+        def counted() -> Iterator[CallerSession]:
+            nonlocal total
+            for session in self._sessions():
+                total += 1
+                yield session
+
+        latest = heapq.nlargest(SHOWN_MAX, counted(), key=lambda session: session.last_used)
+        return SessionList(tuple(latest), total, tuple(self._streams(rest_streams)))
+
+    def _sessions(self) -> Iterator[CallerSession]:
+        since = time.time() - asyncio.get_running_loop().time()
+        yield from self._mcp.sessions.describe(since)
+        yield from self._sse.describe(since)
+        since = time.time() - time.monotonic()
+        for each in () if self._auth.sessions is None else self._auth.sessions.open():
+            times = (since + each.opened_at, since + each.used_at)
+            yield CallerSession("console", each.caller, each.tenant, None, None, None, *times, calls=0, streams=0)
+
+    def _streams(self, rest_streams: Iterable[Caller]) -> Iterator[CallerStreams]:
+        open_streams: dict[str, list[Caller]] = {
+            "mcp": self._mcp.streams.callers(),
+            "sse": self._sse.stream_callers(),
+            "a2a": self._agent.stream_callers(),
+            "rest": list(rest_streams),
+        }
+        for frontend, callers in open_streams.items():
+            counts = Counter((caller.name, caller.tenant) for caller in callers)
+            for (name, tenant), count in sorted(counts.items()):
+                yield CallerStreams(frontend, name, tenant, count)

@@ -31,11 +31,10 @@ from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.metrics_endpoint import close_telemetry, open_metrics, open_telemetry
-from isthmus.app.open_sessions import OpenSessions
 from isthmus.app.process_setup import raise_limit, return_memory, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
-from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
+from isthmus.app.routes import CountedRequests, Frontend, OpenSessions, Routes, StreamingFrontend
 from isthmus.app.shared_state import close_shared_state
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
 from isthmus.app.state_import import report_shared_state
@@ -48,21 +47,19 @@ from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.config.tables import CLUSTER, STORAGE
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
-from isthmus.core.ports import ClosableJournal, HealthReportingJournal, SharedJournal
+from isthmus.core.journal import ClosableJournal, HealthReportingJournal, SharedJournal
 from isthmus.core.tasks.record import TaskOwner, TaskRecord
-from isthmus.core.tasks.retention import Retention
+from isthmus.core.tasks.storage_limits import Retention
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
-from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.browser_sessions import Sessions
 from isthmus.frontends.http.health import METRICS_PATH, Health
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.listener import LAME_DUCK_SECONDS, HttpListener, HttpListenerSettings, ListenError, bind_all
 from isthmus.frontends.http.nodes import ALONE, Nodes
-from isthmus.frontends.http.origins import OriginGuard
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM
-from isthmus.frontends.mcp.methods import VERSIONS
 from isthmus.frontends.mcp.sse import PATHS as SSE_PATHS
 from isthmus.frontends.mcp.sse import McpSse
 from isthmus.frontends.relay.http import RelayHttp
@@ -78,6 +75,7 @@ from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry import logs
 from isthmus.telemetry.loop_lag import LoopMonitor
 from isthmus.transport.egress import Egress
+from isthmus.wire.mcp import modern
 
 if TYPE_CHECKING:  # a hub that is alone imports nothing of it
     from isthmus.app.cluster import Cluster
@@ -646,7 +644,7 @@ def _well_known(running: RunningHub, identities: Identities, auth: Authenticator
     address = running.configuration.hub.public_url
     if address is None:
         return None
-    cards = ServerCards(ME, address, VERSIONS)
+    cards = ServerCards(ME, address, modern.SUPPORTED)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     return WellKnown(running.hub, auth, cards, needs_key, lambda: running.configuration.a2a.name)
 

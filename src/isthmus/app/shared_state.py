@@ -21,7 +21,8 @@ from isthmus.app.relay_keys import RELAY, RelayStore
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import STORAGE
-from isthmus.core.ports import Sealer, SharedState, StateDocument
+from isthmus.core.journal import SharedState, StateDocument
+from isthmus.core.ports import Sealer
 from isthmus.credentials.sealing import KEY_BYTES, ProcessSealer, StoredSealer, derived_key, stored_key
 from isthmus.credentials.sealing import KEY_FILE as JOURNAL_KEY_FILE
 from isthmus.credentials.signed_jwts import PushKeyFile, PushKeyStore

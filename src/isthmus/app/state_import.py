@@ -16,7 +16,7 @@ from isthmus.app.relay_keys import FOLDER as RELAY_FOLDER
 from isthmus.app.relay_keys import ISSUED_FILE, KEY_FILE, RELAY, REVOKED_FILE
 from isthmus.app.shared_state import shared_state
 from isthmus.config.settings import Configuration
-from isthmus.core.ports import SharedState, StateDocument
+from isthmus.core.journal import SharedState, StateDocument
 from isthmus.credentials.vault import LOGINS, SharedVault, Vault, VaultDamaged
 from isthmus.identity.minted_keys import StoreDamaged
 from isthmus.storage.definition_store import DEFINITIONS, DefinitionStore, SharedDefinitions

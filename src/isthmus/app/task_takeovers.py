@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from isthmus.code.scripts import SCRIPT, STATE
-from isthmus.core.ports import Document, SharedJournal, WriteResult
+from isthmus.core.journal import Document, SharedJournal, WriteResult
 from isthmus.core.tasks.engine import UNFINISHED, TaskEngine
 from isthmus.core.tasks.push_delivery import DELIVERY
 from isthmus.core.tasks.record import TASK, TaskRecord

@@ -20,18 +20,9 @@ import structlog
 from msgspec import Raw
 
 from isthmus.app.hub import RunningHub
+from isthmus.core.admin_ports import TaskAddress, TaskDetails, TaskEntry, TaskList, TaskQuery, TaskReport
 from isthmus.core.event_loop import LONG_BYTES, pause_after
-from isthmus.core.ports import (
-    Document,
-    DocumentPlace,
-    TaskAddress,
-    TaskDetails,
-    TaskEntry,
-    TaskList,
-    TaskQuery,
-    TaskReport,
-    place_of,
-)
+from isthmus.core.journal import Document, DocumentPlace, place_of
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskKey, decode_or_log
 from isthmus.core.tasks.record import TASK, TaskOwner, TaskRecord, is_approval
 from isthmus.frontends.a2a.caller_messages import message_bytes
@@ -69,7 +60,7 @@ FED_MAX = 1_000
 
 
 class TaskBrowser:
-    """Implements `core.ports.TaskAdmin`."""
+    """Implements `core.admin_ports.TaskAdmin`."""
 
     def __init__(self, running: RunningHub, now: Callable[[], float] = time.time) -> None:
         self._running = running
@@ -83,7 +74,7 @@ class TaskBrowser:
     # -- lists -------------------------------------------------------------------------------------------------------
 
     async def list(self, viewer: Caller, query: TaskQuery, *, limit: int, cursor: str) -> TaskList:
-        """See `core.ports.TaskAdmin`."""
+        """See `core.admin_ports.TaskAdmin`."""
         before = _read_cursor(cursor) if cursor else None
         owners = self._owners_in(viewer, query)
         states = query.states or STATES
@@ -143,7 +134,7 @@ class TaskBrowser:
     def follow_list(
         self, viewer: Caller, query: TaskQuery, feed: Callable[[Sequence[TaskEntry]], bool]
     ) -> Callable[[], None]:
-        """See `core.ports.TaskAdmin`."""
+        """See `core.admin_ports.TaskAdmin`."""
         followed = TaskFeed(viewer, query, feed)
         self._feeds.append(followed)
         self._engine.on_changed = self._on_changed
@@ -186,7 +177,7 @@ class TaskBrowser:
     # -- one task ----------------------------------------------------------------------------------------------------
 
     async def get(self, viewer: Caller, address: TaskAddress, *, with_content: bool) -> TaskDetails | Fault:
-        """See `core.ports.TaskAdmin`."""
+        """See `core.admin_ports.TaskAdmin`."""
         live = await self._find(viewer, address)
         if live is None:
             return UnknownTask()
@@ -200,7 +191,7 @@ class TaskBrowser:
         *,
         with_content: bool,
     ) -> Callable[[], None] | Fault:
-        """See `core.ports.TaskAdmin`."""
+        """See `core.admin_ports.TaskAdmin`."""
         live = await self._find(viewer, address)
         if live is None:
             return UnknownTask()
@@ -215,7 +206,7 @@ class TaskBrowser:
         return unfollow
 
     async def cancel(self, viewer: Caller, address: TaskAddress, *, with_content: bool) -> TaskDetails | Fault:
-        """See `core.ports.TaskAdmin`."""
+        """See `core.admin_ports.TaskAdmin`."""
         live = await self._find(viewer, address)
         if live is None:
             return UnknownTask()

@@ -29,8 +29,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.settings import HARD_SECONDS_MAX, MIB, Limits
-from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.calls import EVERYTHING, Surface

@@ -44,7 +44,8 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.view import View
-from isthmus.core.ports import Document, Exchange, HoldableExchange, Journal, RetractingExchange, Sealer, WriteResult
+from isthmus.core.journal import Document, Journal, WriteResult
+from isthmus.core.ports import Exchange, HoldableExchange, RetractingExchange, Sealer
 from isthmus.core.tasks.engine import TaskExchange
 from isthmus.core.tasks.live_task import Report, TaskListener, tombstone
 from isthmus.core.tasks.record import TaskRecord

@@ -47,7 +47,7 @@ class WriteMetrics:
         self.seconds = Histogram(WRITE_BOUNDS)
         """How long the oldest write of each transaction took, from when it was queued."""
         self.results: dict[str, int] = {"kept": 0, "conflict": 0, "refused": 0, "unknown": 0}
-        """Writes by `core.ports.WriteResult`."""
+        """Writes by `core.journal.WriteResult`."""
 
     def begin(self) -> None:
         """A write was queued."""

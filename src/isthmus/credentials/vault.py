@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from isthmus.core.ports import SharedState, StateDocument
+from isthmus.core.journal import SharedState, StateDocument
 from isthmus.model.credentials import Subject
 
 if sys.platform != "win32":

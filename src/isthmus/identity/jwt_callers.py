@@ -1,7 +1,7 @@
 """Identifies callers by tokens of trusted issuers, and says why other tokens are refused.
 
 There is one `Issuer` for each configured one, and `Issuers` for all of them, which the hub calls for every request
-with such a token. Nothing here waits: `app.issuer_keys` fetches the keys, and a callback requests them.
+with such a token. Nothing here waits: `app.tokens` fetches the keys, and a callback requests them.
 """
 
 from __future__ import annotations

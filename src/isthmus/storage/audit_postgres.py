@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 
 from isthmus.core.audit import NUMBER_MAX, START, AuditRow, Fact, LogState, Point, Seal, batch_of
-from isthmus.core.ports import AuditNotary
+from isthmus.core.journal import AuditNotary
 from isthmus.storage.settings import StorageSettings
 
 SCHEMA = """

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from isthmus.core.audit import NUMBER_MAX, START, AuditRow, Fact, LogState, Point, Seal, batch_of
-from isthmus.core.ports import AuditNotary
+from isthmus.core.journal import AuditNotary
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS audit (

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from isthmus.core.ports import SharedState, StateDocument
+from isthmus.core.journal import SharedState, StateDocument
 
 FILE: Final = "definitions.db"
 BUSY_SECONDS: Final = 5.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from isthmus.core.ports import Document, OnWritten, WriteResult
+from isthmus.core.journal import Document, OnWritten, WriteResult
 
 log = structlog.get_logger(__name__)
 

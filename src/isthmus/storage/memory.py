@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 
 from isthmus.core.audit import Fact
-from isthmus.core.ports import (
+from isthmus.core.journal import (
     AuditJournal,
     Document,
     DocumentPlace,
@@ -52,7 +52,7 @@ class MemoryJournal:
     # -- documents ---------------------------------------------------------------------------------------------------
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.Journal`; a write whose facts cannot be logged is undone."""
+        """See `core.journal.Journal`; a write whose facts cannot be logged is undone."""
         before = [self._documents.get(_key(document)) for document in documents] if facts else []
         result = self._write(documents)
         if result == "kept" and facts and self.log is not None:
@@ -113,7 +113,7 @@ class MemoryJournal:
         return max(0, DOCUMENTS_BYTES - self._bytes + self._bytes_of[owner]) // 2
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return self._documents.get((kind, owner, id))
 
     async def page(
@@ -127,7 +127,7 @@ class MemoryJournal:
         limit: int,
         token: str = "",
     ) -> Page:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         before = parse_page_token(token) if token else (float("inf"), "")
         found = [
             document
@@ -145,7 +145,7 @@ class MemoryJournal:
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         found = self._oldest(kind, states)
         rest = found if after is None else [each for each in found if place_of(each) > place_of(after)]
         return _some(rest, limit)
@@ -159,7 +159,7 @@ class MemoryJournal:
         limit: int,
         before: DocumentPlace | None = None,
     ) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         found = (
             each
             for each in self._documents.values()
@@ -171,18 +171,18 @@ class MemoryJournal:
         return _some(heapq.nlargest(limit, found, key=place_of), limit)
 
     async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return [each for each in self._documents.values() if (each.kind, each.id) == (kind, id)][:limit]
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         found = [each for each in self._oldest(kind, states) if each.at < before][:limit]
         for document in found:
             self._delete(document)
         return len(found)
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         found: Counter[tuple[str, str]] = Counter()
         for each in self._documents.values():
             if each.owner == owner and each.kind in kinds:
@@ -190,7 +190,7 @@ class MemoryJournal:
         return found
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         ids, taken = [], 0
         for document in [each for each in self._oldest(kind, states) if each.owner == owner][:limit]:
             if taken >= bytes:

@@ -25,7 +25,7 @@ from isthmus import __version__
 from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.histograms import WriteMetrics
-from isthmus.core.ports import (
+from isthmus.core.journal import (
     DOCUMENT_BYTES,
     AuditNotary,
     Document,
@@ -276,7 +276,7 @@ class PostgresWrite(msgspec.Struct, frozen=True):
 
 
 class PostgresJournal:
-    """See `core.ports.Journal`. Made by `open`, on the event loop that gets the results."""
+    """See `core.journal.Journal`. Made by `open`, on the event loop that gets the results."""
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
@@ -361,7 +361,7 @@ class PostgresJournal:
 
     @property
     def is_failing(self) -> bool:
-        """See `core.ports.HealthReportingJournal`."""
+        """See `core.journal.HealthReportingJournal`."""
         return not self._is_closed and (self._connection is None or self._probe.is_failing)
 
     # -- write connection --------------------------------------------------------------------------------------------
@@ -432,41 +432,41 @@ class PostgresJournal:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         self._enqueue(PostgresWrite(done, documents, facts=facts))
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         await self._perform(partial(_add, entries))
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return await self._query_writer(
             lambda connection: count_rows(connection, PRUNE, kind, list(states), before, limit)
         )
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return await self._query_writer(partial(_weigh, list(kinds), owner))
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return await self._query_writer(partial(_trim, kind, owner, list(states), bytes, limit))
 
     async def open_log(self, notary: AuditNotary) -> LogState:
-        """See `core.ports.AuditJournal`."""
+        """See `core.journal.AuditJournal`."""
         writer = PostgresAuditWriter(notary, self._chain)
         log_state = await self._query_writer(writer.find)
         self._log = writer
         return log_state
 
     async def prune_log(self, *, before: float, limit: int) -> int:
-        """See `core.ports.AuditJournal`."""
+        """See `core.journal.AuditJournal`."""
         assert self._log is not None, "the log is opened first"
         return await self._query_writer(partial(self._log.prune, before, limit))
 
     async def log_rows(self, *, after: int, limit: int) -> Sequence[AuditRow]:
-        """See `core.ports.ReadableAuditJournal`."""
+        """See `core.journal.ReadableAuditJournal`."""
         assert self._log is not None, "the log is opened first"
         return [AuditRow(*row) for row in await self._read(self._log.statements.page, after, limit)]
 
@@ -594,7 +594,7 @@ class PostgresJournal:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         found = self._documents(await self._read(READ, kind, encode_text(owner), encode_text(id)))
         return found[0] if found else None
 
@@ -609,7 +609,7 @@ class PostgresJournal:
         limit: int,
         token: str = "",
     ) -> Page:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         at, id = parse_page_token(token) if token else (float("inf"), "")
         # The WHERE clause of a list; absent conditions are left out, so that the index can be used.
         in_group = '"group" = $4' if group else "$4::bytea IS NOT NULL"
@@ -625,7 +625,7 @@ class PostgresJournal:
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         place = key_after(None if after is None else place_of(after), float("-inf"))
         return self._documents(await self._read(ALL_IN, kind, list(states), *place, limit, journal_base.PAGE_BYTES))
 
@@ -638,17 +638,17 @@ class PostgresJournal:
         limit: int,
         before: DocumentPlace | None = None,
     ) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         place = key_after(before, float("inf"))
         values = (kind, list(states), [encode_text(owner) for owner in owners], *place, limit, journal_base.PAGE_BYTES)
         return self._documents(await self._read(NEWEST_OF if owners else NEWEST, *values))
 
     async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return self._documents(await self._read(NAMED, kind, encode_text(id), limit))
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         rows = await self._read(LATEST, kind, encode_text(owner), limit)
         return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for at, content in reversed(rows)]
 

@@ -29,7 +29,7 @@ import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import DOCUMENT_BYTES, HERE, Document, TrimResult, WriteResult, place_of
+from isthmus.core.journal import DOCUMENT_BYTES, HERE, Document, TrimResult, WriteResult, place_of
 from isthmus.storage import journal_base
 from isthmus.storage.audit_postgres import CHOOSE_CHAIN
 from isthmus.storage.journal_base import StateInUse
@@ -431,7 +431,7 @@ class DatabasePulse:
 
 
 class SharedPostgresJournal(PostgresJournal):
-    """See `core.ports.SharedJournal`. `held` are the states in which documents of a kind are held."""
+    """See `core.journal.SharedJournal`. `held` are the states in which documents of a kind are held."""
 
     def __init__(self, settings: StorageSettings, lease: LeaseSettings, held: Mapping[str, Collection[str]]) -> None:
         super().__init__(settings)
@@ -461,7 +461,7 @@ class SharedPostgresJournal(PostgresJournal):
 
     @property
     def on_lost(self) -> Callable[[], None]:
-        """See `core.ports.SharedJournal`."""
+        """See `core.journal.SharedJournal`."""
         return self.lease.on_lost
 
     @on_lost.setter
@@ -470,7 +470,7 @@ class SharedPostgresJournal(PostgresJournal):
 
     @property
     def on_joined(self) -> Callable[[int], None]:
-        """See `core.ports.SharedJournal`."""
+        """See `core.journal.SharedJournal`."""
         return self.lease.on_joined
 
     @on_joined.setter
@@ -479,17 +479,17 @@ class SharedPostgresJournal(PostgresJournal):
 
     @property
     def number(self) -> int | None:
-        """See `core.ports.SharedJournal`."""
+        """See `core.journal.SharedJournal`."""
         return self.lease.number
 
     @property
     def is_held(self) -> bool:
-        """See `core.ports.SharedJournal`."""
+        """See `core.journal.SharedJournal`."""
         return self.lease.is_held
 
     @property
     def nodes(self) -> int:
-        """See `core.ports.SharedJournal`."""
+        """See `core.journal.SharedJournal`."""
         return self.lease.nodes
 
     async def _begin(self) -> None:
@@ -512,7 +512,7 @@ class SharedPostgresJournal(PostgresJournal):
 
     @property
     def is_failing(self) -> bool:
-        """See `core.ports.HealthReportingJournal`."""
+        """See `core.journal.HealthReportingJournal`."""
         is_silent = self._pulse.is_silent or not self.lease.is_held
         return super().is_failing or (not self._is_closed and is_silent)
 
@@ -601,7 +601,7 @@ class SharedPostgresJournal(PostgresJournal):
         return True
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
-        """See `core.ports.Journal`; what other nodes hold stays."""
+        """See `core.journal.Journal`; what other nodes hold stays."""
 
         async def delete(connection: Connection) -> int:
             return await count_rows(connection, PRUNE, kind, list(states), before, limit, self._writing_as)
@@ -609,7 +609,7 @@ class SharedPostgresJournal(PostgresJournal):
         return await self._query_writer(delete)
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
-        """See `core.ports.Journal`; what other nodes hold stays."""
+        """See `core.journal.Journal`; what other nodes hold stays."""
 
         async def delete(connection: Connection) -> TrimResult:
             values = (kind, encode_text(owner), list(states), bytes, limit, DOCUMENT_BYTES, self._writing_as)
@@ -619,7 +619,7 @@ class SharedPostgresJournal(PostgresJournal):
         return await self._query_writer(delete)
 
     async def choose_chain(self, key: str, place: int) -> int:
-        """See `core.ports.ChainedAuditJournal`."""
+        """See `core.journal.ChainedAuditJournal`."""
 
         async def choose(connection: Connection) -> int:
             chain: int = await connection.fetchval(CHOOSE_CHAIN, key, place, self.lease.name)
@@ -631,7 +631,7 @@ class SharedPostgresJournal(PostgresJournal):
     # -- taking over -------------------------------------------------------------------------------------------------
 
     async def inherit(self) -> list[Document]:
-        """See `core.ports.SharedJournal`."""
+        """See `core.journal.SharedJournal`."""
         self.inherited.clear()
         try:
             return await self._query_writer(self._move)
@@ -658,7 +658,7 @@ class SharedPostgresJournal(PostgresJournal):
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         place = key_after(None if after is None else place_of(after), float("-inf"))
         values = (kind, list(states), *place, limit, journal_base.PAGE_BYTES, self.lease.number)
         return self._documents(await self._read(ALL_IN, *values))

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import structlog
 
-from isthmus.core.ports import StateDocument
+from isthmus.core.journal import StateDocument
 from isthmus.storage.journal_base import StateUnusable
 from isthmus.storage.postgres import (
     AWAY,
@@ -80,7 +80,7 @@ _T = TypeVar("_T")
 
 
 class PostgresState:
-    """See `core.ports.SharedState`."""
+    """See `core.journal.SharedState`."""
 
     def __init__(self, settings: StorageSettings, *kinds: str) -> None:
         """Connect, make or migrate the tables, and read the documents of these kinds.
@@ -135,34 +135,34 @@ class PostgresState:
 
     @property
     def is_current(self) -> bool:
-        """See `core.ports.SharedState`."""
+        """See `core.journal.SharedState`."""
         return time.monotonic() - self._good_at < STALE_SECONDS
 
     def revision(self, kind: str) -> int:
-        """See `core.ports.SharedState`."""
+        """See `core.journal.SharedState`."""
         return self._revisions.get(kind, 0)
 
     def all(self, kind: str) -> Mapping[str, StateDocument]:
-        """See `core.ports.SharedState`."""
+        """See `core.journal.SharedState`."""
         return self._documents.get(kind, _EMPTY)
 
     def follow(self, kind: str) -> None:
-        """See `core.ports.SharedState`."""
+        """See `core.journal.SharedState`."""
         if kind not in self._kinds:
             self._kinds.add(kind)
             self.read_now()
 
     def read_now(self) -> None:
-        """See `core.ports.SharedState`."""
+        """See `core.journal.SharedState`."""
         self._wait(self._refresh())
 
     def write(self, kind: str, changes: Mapping[str, StateDocument]) -> bool:
-        """See `core.ports.SharedState`."""
+        """See `core.journal.SharedState`."""
         return self._wait(self._write(kind, changes))
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:
-        """See `core.ports.SharedState`."""
+        """See `core.journal.SharedState`."""
         key = lock_key(f"{self._settings.schema} {name}")
         has_lock = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._lock(name, key), self._loop))
         try:

@@ -23,7 +23,7 @@ import structlog
 
 from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.histograms import WriteMetrics
-from isthmus.core.ports import (
+from isthmus.core.journal import (
     DOCUMENT_BYTES,
     AuditNotary,
     Document,
@@ -196,7 +196,7 @@ class WriteBatcher(Generic[_T]):
 
 
 class SqliteJournal:
-    """See `core.ports.Journal`. Made on the event loop that gets the results."""
+    """See `core.journal.Journal`. Made on the event loop that gets the results."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `StateInUse`, or `OSError` or `sqlite3.Error` if the file cannot be opened."""
@@ -224,27 +224,27 @@ class SqliteJournal:
 
     @property
     def is_failing(self) -> bool:
-        """See `core.ports.HealthReportingJournal`."""
+        """See `core.journal.HealthReportingJournal`."""
         return self._probe.is_failing and not self._is_closed
 
     # -- writing, on the loop ----------------------------------------------------------------------------------------
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         self._enqueue(SqliteWrite(done, documents, facts))
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         await self._perform(partial(_add, entries))
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return await self._query_writer(
             lambda connection: connection.execute(PRUNE.format(_marks(states)), (kind, *states, before, limit)).rowcount
         )
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
 
         def weigh(connection: sqlite3.Connection) -> dict[tuple[str, str], int]:
             rows = [row for kind in kinds for row in connection.execute(WEIGH, (DOCUMENT_BYTES, kind, owner))]
@@ -253,23 +253,23 @@ class SqliteJournal:
         return await self._query_writer(weigh)
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         return await self._query_writer(partial(_trim, kind, owner, tuple(states), bytes, limit))
 
     async def open_log(self, notary: AuditNotary) -> LogState:
-        """See `core.ports.AuditJournal`."""
+        """See `core.journal.AuditJournal`."""
         writer = SqliteAuditWriter(notary)
         log_state = await self._query_writer(writer.find)
         self._log = writer
         return log_state
 
     async def prune_log(self, *, before: float, limit: int) -> int:
-        """See `core.ports.AuditJournal`."""
+        """See `core.journal.AuditJournal`."""
         assert self._log is not None, "the log is opened first"
         return await self._query_writer(partial(self._log.prune, before, limit))
 
     async def log_rows(self, *, after: int, limit: int) -> Sequence[AuditRow]:
-        """See `core.ports.ReadableAuditJournal`."""
+        """See `core.journal.ReadableAuditJournal`."""
         rows = await self._run(lambda: self._read_connection.execute(LOG_ROWS, (after, limit)).fetchall())
         return [AuditRow(*row) for row in rows]
 
@@ -441,7 +441,7 @@ class SqliteJournal:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         text = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND owner = ? AND id = ?"  # noqa: S608 - our own words
         row = await self._run(lambda: self._read_connection.execute(text, (kind, owner, id)).fetchone())
         return None if row is None else Document(*row)
@@ -457,7 +457,7 @@ class SqliteJournal:
         limit: int,
         token: str = "",
     ) -> Page:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         clauses = ["kind = ?", "owner = ?", "at > ?"]
         values: list[object] = [kind, owner, after]
         if group:
@@ -479,7 +479,7 @@ class SqliteJournal:
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         values: list[object] = [kind, *states]
         where = f"kind = ? AND state IN ({_marks(states)})"
         if after is not None:
@@ -497,7 +497,7 @@ class SqliteJournal:
         limit: int,
         before: DocumentPlace | None = None,
     ) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         # One part per owner or state, each in the order of an index, so that no more is read than is shown.
         place: tuple[object, ...] = before or ()
         where = f"kind = ? AND owner = ? AND +state IN ({_marks(states)})" if owners else "kind = ? AND state = ?"
@@ -511,13 +511,13 @@ class SqliteJournal:
         return (await self._run(partial(self._read_page_now, text, (*values, limit), limit)))[0]
 
     async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         values = {"kind": kind, "id": id, "limit": limit}
         rows = await self._run(lambda: self._read_connection.execute(NAMED, values).fetchall())
         return [Document(*row) for row in rows]
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
-        """See `core.ports.Journal`."""
+        """See `core.journal.Journal`."""
         text = "SELECT kind, owner, at, content FROM entries WHERE kind = ? AND owner = ? ORDER BY number DESC LIMIT ?"
         rows = await self._run(lambda: self._read_connection.execute(text, (kind, owner, limit)).fetchall())
         return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for kind, owner, at, content in reversed(rows)]

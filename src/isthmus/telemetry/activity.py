@@ -16,18 +16,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 import structlog
 
+from isthmus.core.admin_ports import CallDetails, CallStep, CapturedText, CaptureOrder, CaptureState, EndedCall
 from isthmus.core.audit import Value
 from isthmus.core.calls.running_call import STEPS_MAX, InFlight
-from isthmus.core.ports import (
-    CallDetails,
-    CallStep,
-    CapturedText,
-    CaptureOrder,
-    CaptureState,
-    EndedCall,
-    Recorder,
-    StrictAudit,
-)
+from isthmus.core.ports import Recorder, StrictAudit
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Kind, Outcome, Result, Surface
 from isthmus.model.fault_table import Executed, Fault
@@ -122,7 +114,7 @@ class RecentCalls:
         return [ended_call(number, kept) for number, kept in enumerate(islice(self._calls, skipped, None), first)]
 
     def follow(self, feed: Feed) -> Callable[[], None]:
-        """See `core.ports.HubAdmin.follow_calls`."""
+        """See `core.admin_ports.HubAdmin.follow_calls`."""
         if not self._feeds:
             self._fed = self._count
         self._feeds.append(feed)
@@ -136,7 +128,7 @@ class RecentCalls:
             feed(calls)
 
     def details(self, number: int, reader: Caller) -> CallDetails | None:
-        """See `core.ports.HubAdmin.call_details`."""
+        """See `core.admin_ports.HubAdmin.call_details`."""
         at = number - self._count - 1
         if number < 1 or not -len(self._calls) <= at < 0:
             return None
@@ -153,7 +145,7 @@ class RecentCalls:
     # -- capture -------------------------------------------------------------------------------------------------------
 
     def capture_state(self) -> CaptureState | None:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         capture = self._capture
         if capture is None:
             return None
@@ -170,7 +162,7 @@ class RecentCalls:
         )
 
     def start_capture(self, order: CaptureOrder) -> CaptureState:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         self.end_capture(order.by, forget=True)
         seconds = min(order.seconds, CAPTURE_SECONDS_MAX)
         now = time.time()
@@ -187,7 +179,7 @@ class RecentCalls:
         return state
 
     def end_capture(self, by: Caller, *, forget: bool) -> CaptureState | None:
-        """See `core.ports.HubAdmin`."""
+        """See `core.admin_ports.HubAdmin`."""
         if self._is_capturing:
             self._stop_capturing("an operator ended it", by)
         if forget:

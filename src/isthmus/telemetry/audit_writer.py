@@ -32,7 +32,8 @@ from isthmus.core.audit import (
 )
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES
-from isthmus.core.ports import AuditedExchange, AuditJournal, Recorder, StrictAudit, WriteResult
+from isthmus.core.journal import AuditJournal, WriteResult
+from isthmus.core.ports import AuditedExchange, Recorder, StrictAudit
 from isthmus.model.calls import Call, Outcome
 from isthmus.model.fault_table import NotWritten
 from isthmus.model.names import ServerName

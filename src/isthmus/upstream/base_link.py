@@ -39,7 +39,6 @@ from isthmus.upstream.credential_redaction import redact_error
 from isthmus.upstream.hub_errors import read_hub_error
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.questions import ServerQuestions
-from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.response_waiters import (
     CANCEL,
     LATER_BYTES,
@@ -59,7 +58,15 @@ from isthmus.upstream.subscriptions import LegacySubscriptions, ModernSubscripti
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.forwarded_methods import COMPLETED, ELICITATION_ID, METHODS, QUESTIONS
+from isthmus.wire.mcp.forwarded_methods import (
+    COMPLETED,
+    ELICITATION_ID,
+    METHODS,
+    QUESTIONS,
+    LegacyDialect,
+    McpDialect,
+    ModernDialect,
+)
 from isthmus.wire.mcp.messages import (
     CANCELLED,
     LOGGED,

@@ -23,10 +23,10 @@ from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.fault_table import BadReply, ServerError
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.request_params import McpDialect
 from isthmus.upstream.server_settings import PythonSettings, ServerSettings
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.forwarded_methods import McpDialect
 from isthmus.wire.mcp.lists import (
     PROBLEMS_MAX,
     PROMPTS,

@@ -29,13 +29,18 @@ from isthmus.upstream.base_link import BaseLink
 from isthmus.upstream.credential_redaction import redact_error
 from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpEndpoint, HttpRequest, login_url
 from isthmus.upstream.listing import Listing, read_topic
-from isthmus.upstream.request_params import LegacyDialect, McpDialect
 from isthmus.upstream.response_waiters import LATER_BYTES, CallWaiter, HubRequest, Waiter, lost, turned_away
 from isthmus.upstream.server_settings import DeclaredTool, Era, JsonRpcSettings
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
 from isthmus.wire.lines import Collected
-from isthmus.wire.mcp.forwarded_methods import decode_untouched, untouched_passes, untouched_result
+from isthmus.wire.mcp.forwarded_methods import (
+    LegacyDialect,
+    McpDialect,
+    decode_untouched,
+    untouched_passes,
+    untouched_result,
+)
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import Implementation
 

@@ -39,9 +39,9 @@ from isthmus.model.names import ServerName
 from isthmus.model.tasks import ABSENT
 from isthmus.upstream.base_link import BaseLink
 from isthmus.upstream.listing import Listing, read_lists
-from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import CallWaiter, Waiter, ask_caller, turned_away
 from isthmus.upstream.server_settings import Era
+from isthmus.wire.mcp.forwarded_methods import ModernDialect
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of
 from isthmus.wire.mcp.messages import Implementation, read_log
 

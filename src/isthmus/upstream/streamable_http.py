@@ -276,9 +276,10 @@ class StreamableLink(BaseLink):
             post.wire_id = self.requests.caller_request_id(call)
             if post.wire_id is not None:
                 post.body = jsonrpc.request_as(post.wire_id, method, self.dialect.call_params(call, name, id))
-        target = inflight.target
-        if self.dialect.era == "modern" and (places := self._places_of(target.own or target.feature)):
-            lines += header_lines(param_headers(places, inflight.call.arguments))
+        if self.dialect.era == "modern":
+            target = inflight.target
+            if places := self._places_of(target.own or target.feature):
+                lines += header_lines(param_headers(places, inflight.call.arguments))
         post.lines = lines
         inflight.carriage = post
         self._send(post)

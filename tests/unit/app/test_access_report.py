@@ -7,10 +7,10 @@ import pytest
 from isthmus.app import access
 from isthmus.app.access import CallerPolicy, changed_callers, differences, table_of, table_passes
 from isthmus.core.access.tenants import Tenants, TenantSettings
+from isthmus.core.admin_ports import AccessCell, CallerChange, RuleChange, RuleChanges, UnknownName
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.tool_rules import ToolRules
-from isthmus.core.ports import AccessCell, CallerChange, RuleChange, RuleChanges, UnknownName
 from isthmus.model.callers import Caller, CallerId, Grants
 from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import ready, tool

@@ -15,7 +15,7 @@ from isthmus.app.hub import RunningHub
 from isthmus.cluster.bus import Bus, BusState, NodeId, PeerNode, Subscriber
 from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document
+from isthmus.core.journal import Document
 from isthmus.frontends.relay.http import RelayHttp
 from isthmus.model.fault_table import ApprovalDenied
 from isthmus.storage.memory import MemoryJournal

@@ -17,7 +17,7 @@ from isthmus.config.extensions import Extension, Extensions
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.tenants import Tenants
-from isthmus.core.ports import ClosableJournal, Journal
+from isthmus.core.journal import ClosableJournal, Journal
 from isthmus.model.callers import Caller, Grants, Unprovable
 from isthmus.model.calls import EVERYTHING
 from isthmus.storage.settings import StorageSettings

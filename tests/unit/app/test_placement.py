@@ -17,7 +17,7 @@ from isthmus.app.task_takeovers import FREE, OWNED, PLACED
 from isthmus.cluster.bus import Bus, BusState, NodeId, Subscriber
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import HERE, Document, OnWritten
+from isthmus.core.journal import HERE, Document, OnWritten
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.base_link import BaseLink

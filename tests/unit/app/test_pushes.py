@@ -14,7 +14,7 @@ from isthmus.app.caller_identity import FILE_MARKS
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.key_files import TRUST_SECONDS
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.ports import Document
+from isthmus.core.journal import Document
 from isthmus.core.tasks.push_delivery import DELIVERY
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.model.callers import Caller, Grants

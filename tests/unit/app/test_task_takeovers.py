@@ -14,7 +14,7 @@ import pytest
 from isthmus.app import task_takeovers as module
 from isthmus.app.task_takeovers import FREE, OWNED, PLACED, Takeovers
 from isthmus.core.audit import Fact
-from isthmus.core.ports import Document, OnWritten, SharedJournal, WriteResult
+from isthmus.core.journal import Document, OnWritten, SharedJournal, WriteResult
 from tests.unit.core.tasks.doubles import SECONDS, HeldJournal, Workshop
 
 LEFT = Document(PLACED, "", "quick/0", 1, 0.0, b"a", state=OWNED)

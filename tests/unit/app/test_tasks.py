@@ -14,7 +14,8 @@ from isthmus.app import tasks as module
 from isthmus.app.hub import RunningHub
 from isthmus.app.tasks import RESULT_BYTES_MAX, TaskBrowser
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.ports import Document, TaskAddress, TaskDetails, TaskEntry, TaskQuery, WriteResult
+from isthmus.core.admin_ports import TaskAddress, TaskDetails, TaskEntry, TaskQuery
+from isthmus.core.journal import Document, WriteResult
 from isthmus.core.tasks.live_task import NewTask
 from isthmus.core.tasks.record import StoredOutcome
 from isthmus.model.callers import Caller, Grants

@@ -17,8 +17,7 @@ from isthmus.app.tokens import TokenService, secret_in
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.background import BackgroundTasks
-from isthmus.frontends.http.auth import Authenticator, Denied
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Denied, OriginGuard
 from isthmus.identity.jwt import read_keys
 from isthmus.identity.jwt_callers import Issuer
 from isthmus.identity.keys import digest_of

@@ -25,7 +25,8 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, HoldableExchange, WriteResult
+from isthmus.core.journal import Document, WriteResult
+from isthmus.core.ports import HoldableExchange
 from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.sealing import ProcessSealer

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from isthmus.app.login import LoginOptions, LoginPrompt, log_in
-from isthmus.core.ports import CaptureOrder
+from isthmus.core.admin_ports import CaptureOrder
 from isthmus.credentials import server_logins
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.callers import Caller, Grants

@@ -25,7 +25,7 @@ from isthmus.core.audit import (
     follow,
     signed_text,
 )
-from isthmus.core.ports import Document, WriteResult
+from isthmus.core.journal import Document, WriteResult
 from isthmus.storage import audit_postgres, audit_sqlite
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.ports import (
+from isthmus.core.journal import (
     DOCUMENT_BYTES,
     ClosableJournal,
     Document,

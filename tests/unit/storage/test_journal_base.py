@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from isthmus.core.ports import OnWritten, WriteResult
+from isthmus.core.journal import OnWritten, WriteResult
 from isthmus.storage import journal_base
 from isthmus.storage.journal_base import WriteProbe, notify_all, set_result_once
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from isthmus.core.audit import AuditEvent, Fact
-from isthmus.core.ports import Document, JournalEntry, OnWritten, WriteResult
+from isthmus.core.journal import Document, JournalEntry, OnWritten, WriteResult
 from isthmus.storage import memory
 from isthmus.storage.memory import MemoryJournal
 

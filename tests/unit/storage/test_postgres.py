@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from isthmus.core.ports import Document, JournalEntry, WriteResult
+from isthmus.core.journal import Document, JournalEntry, WriteResult
 from isthmus.storage import postgres
 from isthmus.storage.journal_base import StateInUse, StateUnusable
 from isthmus.storage.postgres import ENTRIES_KEPT, READERS_MAX, STEPS, PostgresJournal

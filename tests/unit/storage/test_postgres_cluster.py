@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core.ports import HERE, Document, SharedJournal, WriteResult
+from isthmus.core.journal import HERE, Document, SharedJournal, WriteResult
 from isthmus.storage import postgres, postgres_state
 from isthmus.storage.journal_base import StateInUse, StateUnusable
 from isthmus.storage.postgres import PostgresJournal

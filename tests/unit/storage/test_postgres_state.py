@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from isthmus.core.ports import StateDocument
+from isthmus.core.journal import StateDocument
 from isthmus.storage import postgres_state
 from isthmus.storage.journal_base import StateUnusable
 from isthmus.storage.postgres_state import PostgresState

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.core.ports import Document, JournalEntry, WriteResult
+from isthmus.core.journal import Document, JournalEntry, WriteResult
 from isthmus.storage import sqlite
 from isthmus.storage.journal_base import StateInUse
 from isthmus.storage.sqlite import ENTRIES_KEPT, FILE, LOCK, TURNS_MAX, SqliteJournal, WriteBatcher

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from isthmus.core.ports import Document, Journal, WriteResult
+from isthmus.core.journal import Document, Journal, WriteResult
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal

@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
+from isthmus.core.admin_ports import CaptureOrder, EndedCall
 from isthmus.core.audit import Value
 from isthmus.core.calls.running_call import STEPS_MAX, InFlight
-from isthmus.core.ports import CaptureOrder, EndedCall
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Progress
 from isthmus.model.fault_table import Executed

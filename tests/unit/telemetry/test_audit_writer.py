@@ -13,7 +13,7 @@ import pytest
 from isthmus.core.audit import Fact, LogState, RecordEncoder
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports import AuditNotary, Document, OnWritten, WriteResult
+from isthmus.core.journal import AuditNotary, Document, OnWritten, WriteResult
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.engine import TaskEngine, TaskExchange
 from isthmus.core.tasks.live_task import NewTask

@@ -21,11 +21,11 @@ from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.call_metrics import CallMetrics
 from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
-from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import Waiter
 from isthmus.upstream.server_set import Supervisor
 from isthmus.upstream.server_settings import Carrier, Era, Reach, ServerSettings, StdioSettings
 from isthmus.wire.jsonrpc import ErrorReply
+from isthmus.wire.mcp.forwarded_methods import ModernDialect
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ABLE, DONE, Listener, call
 

@@ -22,7 +22,7 @@ from isthmus.model.fault_table import Cancelled, Lost, ServerError
 from isthmus.upstream import base_link as link_module
 from isthmus.upstream import questions, subscriptions
 from isthmus.upstream.base_link import HOLD_ABOVE_BYTES, BaseLink, ChannelWriter
-from isthmus.upstream.request_params import ModernDialect
+from isthmus.wire.mcp.forwarded_methods import ModernDialect
 from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of

@@ -28,7 +28,6 @@ from isthmus.upstream.listing import (
     read_topic,
     sharing,
 )
-from isthmus.upstream.request_params import LegacyDialect, McpDialect
 from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,
@@ -39,6 +38,7 @@ from isthmus.upstream.server_settings import (
     StdioSettings,
     WebSocketSettings,
 )
+from isthmus.wire.mcp.forwarded_methods import LegacyDialect, McpDialect
 from isthmus.wire.mcp.messages import MISSING_KEY, MISSING_MAX
 from tests.unit.core.doubles import prompt, tool
 

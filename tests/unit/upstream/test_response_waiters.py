@@ -33,7 +33,6 @@ from isthmus.model.fault_table import BadReply, Fault, Lost, NotConnected, Overl
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
-from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import (
     LATER_BYTES,
     ROUNDS_MAX,
@@ -49,7 +48,7 @@ from isthmus.upstream.response_waiters import (
     turned_away,
 )
 from isthmus.wire.jsonrpc import ErrorReply
-from isthmus.wire.mcp.forwarded_methods import InputRequests
+from isthmus.wire.mcp.forwarded_methods import InputRequests, ModernDialect
 from isthmus.wire.mcp.messages import PROGRESS, Implementation
 from isthmus.wire.mcp.tasks import STATUS_NOTIFICATION, TASKS_CAPABILITY
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Stage, call, raw, ready, resource, tool

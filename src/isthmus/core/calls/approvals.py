@@ -42,22 +42,15 @@ from isthmus.core.access.approval_rules import (
     request_digest,
 )
 from isthmus.core.access.policy import Policy
+from isthmus.core.admin_ports import ApprovalAlreadyDecided, ApprovalEntry, ApprovalList, ApprovalVerdict
 from isthmus.core.calls.hub import HELD, Held
 from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight, OpenQuestion
 from isthmus.core.catalog.pins import canonical_definition, fingerprint_of
 from isthmus.core.catalog.snapshot import Snapshot, all_tools_of
 from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, hints_of, labels_of
 from isthmus.core.catalog.view import CALL_BY_ARGUMENT
-from isthmus.core.ports import (
-    ApprovalAlreadyDecided,
-    ApprovalEntry,
-    ApprovalList,
-    ApprovalVerdict,
-    Document,
-    HoldableExchange,
-    Journal,
-    WriteResult,
-)
+from isthmus.core.journal import Document, Journal, WriteResult
+from isthmus.core.ports import HoldableExchange
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Outcome, Question, Reply, Result
 from isthmus.model.fault_table import (

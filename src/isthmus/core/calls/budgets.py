@@ -33,12 +33,13 @@ import structlog
 
 from isthmus.core.access.budget_rules import COST_DIGITS, Budget, Per, Period, period_at
 from isthmus.core.access.policy import AGENT, Labels, Policy, is_of_agent, is_of_label
+from isthmus.core.admin_ports import BudgetCount, BudgetEntry, BudgetList
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import HELD, Held
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, labels_of
 from isthmus.core.catalog.view import CALL_BY_ARGUMENT
-from isthmus.core.ports import BudgetCount, BudgetEntry, BudgetList, Document, Journal, SharedJournal, WriteResult
+from isthmus.core.journal import Document, Journal, SharedJournal, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Kind, Outcome, Result
 from isthmus.model.fault_table import BudgetExceeded, Fault

@@ -31,7 +31,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports import Document, Journal, PeerTasks, SharedJournal, WriteResult
+from isthmus.core.journal import Document, Journal, PeerTasks, SharedJournal, WriteResult
 from isthmus.core.tasks.live_task import (
     RETRY_SECONDS,
     LiveTask,
@@ -64,7 +64,7 @@ from isthmus.core.tasks.record import (
     state_after,
     stored_outcome,
 )
-from isthmus.core.tasks.storage_quota import BEGIN_SHARE, StorageQuota
+from isthmus.core.tasks.storage_limits import BEGIN_SHARE, StorageQuota
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.fault_table import Cancelled, Fault, TaskElsewhere
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
@@ -169,7 +169,8 @@ class TaskEngine:
         if draft.listeners:
             live.listeners.update(dict.fromkeys(draft.listeners))
         live.waits_for_login = draft.waits_for_login
-        self._check_is_new(live)
+        if self._store.get(live.key) is not None:
+            raise TaskExists(record.id)
         if draft.call is not None:
             self._launch(live, draft.call)
         try:
@@ -207,13 +208,10 @@ class TaskEngine:
                 await self._store.deletes.wait_deleted(live.key, STORE_SECONDS)
             except TimeoutError as error:
                 raise TaskNotStored from error
-        self._check_is_new(live)
+        if self._store.get(live.key) is not None:  # begun by a concurrent request meanwhile
+            raise TaskExists(record.id)
         self._update_phase(live)
         return document if live.record is record else self._document(live)
-
-    def _check_is_new(self, live: LiveTask) -> None:
-        if self._store.get(live.key) is not None:
-            raise TaskExists(live.record.id)
 
     def _on_begun(self, live: LiveTask, record: TaskRecord, documents: Sequence[Document], result: WriteResult) -> None:
         """The first record was written, or not: send the call, or drop the task."""

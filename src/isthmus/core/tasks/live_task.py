@@ -18,7 +18,8 @@ import structlog
 from msgspec import Raw
 
 from isthmus.core.audit import Fact
-from isthmus.core.ports import HERE, Document, Exchange, Journal, SharedJournal, WriteResult, size_of
+from isthmus.core.journal import HERE, Document, Journal, SharedJournal, WriteResult, size_of
+from isthmus.core.ports import Exchange
 from isthmus.core.tasks.record import (
     TASK,
     PushRecipient,

@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from isthmus.core.ports import Document, PushReceipt
+from isthmus.core.journal import Document
+from isthmus.core.ports import PushReceipt
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.model.tasks import ABSENT
 

@@ -19,7 +19,8 @@ import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, Journal, PushReceipt, PushSender, WriteResult
+from isthmus.core.journal import Document, Journal, WriteResult
+from isthmus.core.ports import PushReceipt, PushSender
 from isthmus.core.tasks.engine import Now, TaskEngine
 from isthmus.core.tasks.push_delivery import (
     DELIVERY,

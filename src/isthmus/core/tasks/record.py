@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from isthmus.core.ports import Document, Journal
+from isthmus.core.journal import Document, Journal
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.fault_table import FAULTS, Executed, NotConnected, ServerError, restored_fault

@@ -316,7 +316,8 @@ def _card_bytes(card: AgentCard) -> int:
 
 
 def _write_1_0(card: AgentCard) -> bytes:
-    return write_strict(_of_1_0(card))
+    """Without interfaces of earlier generations."""
+    return write_strict(replace(card, interfaces=tuple(each for each in card.interfaces if each.version == "1.0")))
 
 
 def _write_agentvault(schemes: dict[str, Scheme], auth: str | None, card: AgentCard) -> bytes:
@@ -352,11 +353,6 @@ def _tagged(write: Callable[[AgentCard], bytes], card: AgentCard) -> tuple[bytes
     """A card, and its ETag."""
     body = write(card)
     return body, b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
-
-
-def _of_1_0(card: AgentCard) -> AgentCard:
-    """A card without interfaces of earlier generations."""
-    return replace(card, interfaces=tuple(each for each in card.interfaces if each.version == "1.0"))
 
 
 def is_known(fields: Fields, tag: bytes, since: int) -> bool:

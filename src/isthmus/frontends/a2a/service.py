@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.event_loop import LONG_BYTES, offload, pause_after
-from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
+from isthmus.core.journal import Document, Journal, WriteResult
+from isthmus.core.ports import TargetResolver
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from isthmus.core.tasks.storage_quota import DEFAULT_BYTES
+from isthmus.core.tasks.storage_limits import DEFAULT_BYTES
 
 KEEP_BYTES_MIN = 64 * 1024
 """Room for a few tasks."""

@@ -27,10 +27,11 @@ from isthmus.frontends.mcp.exchange import (
     McpExchange,
     cancelled_reply,
     refuse,
+    reject,
     updated_notification,
 )
 from isthmus.frontends.mcp.input_required import LegacyClientInput
-from isthmus.frontends.mcp.methods import McpMethods, check_meta, client_capabilities
+from isthmus.frontends.mcp.methods import McpMethods, client_capabilities
 from isthmus.frontends.mcp.subscriptions import (
     CallerSubscriptions,
     FoundTools,
@@ -284,9 +285,9 @@ class DuplexSession:
     async def _answer(self, request: Request, size: int) -> None:
         if request.method in CALLS:
             return await self._call_when_settled(request, size)
-        meta = check_meta(request, None)
-        if isinstance(meta, JsonRpcReply):
-            return self._reply(meta)
+        meta = modern.check(request, None)
+        if isinstance(meta, modern.Rejection):
+            return self._reply(reject(request.id, meta))
         if meta is not None and CALLER_KEY in meta:
             origin = self._resolve_caller(meta)
             if origin is not None and origin.is_admitted:
@@ -320,9 +321,9 @@ class DuplexSession:
             self._reply(cancelled_reply(request.id))
 
     def _call(self, request: Request, size: int) -> None:
-        meta = check_meta(request, None)
-        if isinstance(meta, JsonRpcReply):
-            return self._reply(meta)
+        meta = modern.check(request, None)
+        if isinstance(meta, modern.Rejection):
+            return self._reply(reject(request.id, meta))
         era: Era = "legacy" if meta is None else "modern"
         resolved = None if meta is None else self._resolve_caller(meta)
         origin = resolved or CallOrigin(self._caller, self._client.session)

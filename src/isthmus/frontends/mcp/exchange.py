@@ -1,7 +1,8 @@
 """One MCP call's exchange with its caller, on any transport (see `core.ports.Exchange`), and the messages it sends.
 
 `McpExchange` decides which events are sent and how questions and the outcome are written in the caller's era. The
-transports subclass it: `http.McpHttpExchange` and the exchange in `duplex`. `errors` has the codes and data of faults.
+transports subclass it: `http.McpHttpExchange` and the exchange in `duplex`. The codes of faults are in
+`model.fault_table`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import msgspec
 
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import ReportProgress
-from isthmus.frontends.mcp.errors import code_of, data_of
 from isthmus.frontends.mcp.tasks import with_public_id, with_public_related
 from isthmus.model.calls import (
     NOT_ASKED,
@@ -30,9 +30,9 @@ from isthmus.model.calls import (
     Result,
     is_at_least,
 )
-from isthmus.model.fault_table import Cancelled, Fault
+from isthmus.model.fault_table import Cancelled, Fault, ServerError, UnknownResource, code_row
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Payload, notification, render
+from isthmus.wire.jsonrpc import Payload, notification, object_members, render
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.forwarded_methods import COMPLETED, ELICITATION_ID, wrap_bare_result
 from isthmus.wire.mcp.messages import LOGGED, PROGRESS, UPDATED, Era, progress_params
@@ -53,6 +53,11 @@ class JsonRpcReply(msgspec.Struct, frozen=True):
 def refuse(id: Payload | None, code: int, message: str, data: Payload | None = None) -> JsonRpcReply:
     """An error response."""
     return JsonRpcReply(jsonrpc.error(id, code, message, data), code)
+
+
+def reject(id: Payload | None, rejection: modern.Rejection) -> JsonRpcReply:
+    """The error response to a request that is refused before its method is read."""
+    return refuse(id, rejection.code, rejection.message, rejection.data)
 
 
 def cancelled_reply(id: Payload) -> JsonRpcReply:
@@ -82,6 +87,35 @@ def call_reply(
     if era == "legacy" and outcome.is_typed:
         payload = modern.as_legacy(payload) or payload
     return JsonRpcReply(jsonrpc.result_of_parts(id, payload))
+
+
+HUB_MEMBERS = frozenset({"executed", "reason", "server", "retryAfter", "approval"})
+"""Members of an error's data that only the hub may set."""
+
+
+def code_of(fault: Fault, era: Era = "modern") -> int:
+    """The JSON-RPC code of a fault. A server's own error keeps its own code."""
+    if isinstance(fault, ServerError):
+        return fault.code
+    row = code_row(fault.reason, fault.executed)
+    return row.mcp if era == "modern" or row.mcp_legacy is None else row.mcp_legacy
+
+
+def data_of(fault: Fault) -> bytes:
+    """The fault's details for programs, beside a server's own."""
+    details = fault.details()
+    if isinstance(fault, UnknownResource):
+        details["uri"] = fault.uri
+    if not isinstance(fault, ServerError) or fault.data is None:
+        return msgspec.json.encode(details)
+    own = object_members(fault.data)
+    if own is not None and fault.is_of_hub:
+        own = {key: value for key, value in own.items() if key not in HUB_MEMBERS}
+    if own is None or not own.keys().isdisjoint(HUB_MEMBERS):
+        own = {"data": fault.data}
+    members: dict[str, Payload] = {**own}
+    members.update((key, msgspec.json.encode(value)) for key, value in details.items())
+    return render(members)
 
 
 def event_notification(event: Event, token: Payload | None) -> bytes | None:

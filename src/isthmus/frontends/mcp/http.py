@@ -36,7 +36,7 @@ from isthmus.frontends.http.request_cycle import (
     respond,
 )
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
-from isthmus.frontends.mcp.exchange import ClientInput, JsonRpcReply, McpExchange, cancelled_reply, refuse
+from isthmus.frontends.mcp.exchange import ClientInput, JsonRpcReply, McpExchange, cancelled_reply, refuse, reject
 from isthmus.frontends.mcp.http_streams import (
     CallStream,
     ConnectionStream,
@@ -47,7 +47,7 @@ from isthmus.frontends.mcp.http_streams import (
     set_over,
 )
 from isthmus.frontends.mcp.input_required import SuspendedCall
-from isthmus.frontends.mcp.methods import NAMED, VERSIONS, McpMethods, check_meta, client_capabilities
+from isthmus.frontends.mcp.methods import NAMED, McpMethods, client_capabilities
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import is_hub_task_id, needs_session
 from isthmus.model.callers import Caller
@@ -586,7 +586,7 @@ class McpHttpRequest:
             session.cancel(bytes(message.params["requestId"]), self._frontend.loop.time())
 
     def _is_modern(self, request: Request) -> bool:
-        return modern.is_modern(request, text_of(self._headers, VERSION_HEADER), legacy.VERSIONS)
+        return modern.is_modern(request, text_of(self._headers, VERSION_HEADER))
 
     async def _request(self, request: Request) -> None:
         if request.method in CALLS:
@@ -636,11 +636,12 @@ class McpHttpRequest:
         headers = modern.read_routing_headers(
             fields.get(VERSION_HEADER), fields.get(METHOD_HEADER), fields.get(NAME_HEADER)
         )
-        meta = check_meta(request, headers)
+        meta = modern.check(request, headers)
         if meta is not None and len(fields) != len(self._raw_headers) and (twice := repeated_header(self._raw_headers)):
-            meta = refuse(request.id, modern.HEADER_MISMATCH, f"the header {twice} is given twice")
-        if isinstance(meta, JsonRpcReply):
-            self._reply(meta, status_of(meta, "modern"))
+            meta = modern.Rejection(modern.HEADER_MISMATCH, f"the header {twice} is given twice")
+        if isinstance(meta, modern.Rejection):
+            rejected = reject(request.id, meta)
+            self._reply(rejected, status_of(rejected, "modern"))
             return None
         if meta is not None:
             return "modern", None, meta
@@ -820,10 +821,9 @@ class McpHttpRequest:
     def _refuse_unsupported_version(self) -> bool:
         """Refuse an unsupported version header; requests are checked by the version in their body."""
         version = text_of(self._headers, VERSION_HEADER)
-        if version is None or version in VERSIONS:
+        if version is None or version in modern.SUPPORTED:
             return False
-        rejection = modern.unsupported(version, VERSIONS)
-        self._reply(refuse(None, rejection.code, rejection.message, rejection.data), 400)
+        self._reply(reject(None, modern.unsupported(version)), 400)
         return True
 
     def _prefers_stream(self, session: HttpSession) -> bool:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from isthmus.core.admin_ports import CallerSession
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.ports import CallerSession
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.http.nodes import ALONE, Nodes, new_id
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer, respond

@@ -24,7 +24,8 @@ from isthmus.core.calls.hub import HELD, Hub, Stage, find, validate
 from isthmus.core.calls.running_call import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.view import View, VirtualRoute
-from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress, VirtualTool
+from isthmus.core.journal import Journal
+from isthmus.core.ports import Exchange, LateProgressExchange, ReportProgress, VirtualTool
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
     LiveTask,
@@ -45,8 +46,7 @@ from isthmus.core.tasks.record import (
     restored_outcome,
 )
 from isthmus.core.watch.server_tasks import ServerTask, hub_task
-from isthmus.frontends.mcp.errors import code_of, data_of
-from isthmus.frontends.mcp.exchange import McpExchange
+from isthmus.frontends.mcp.exchange import McpExchange, code_of, data_of
 from isthmus.frontends.mcp.input_required import CROWDED, GONE
 from isthmus.frontends.mcp.settings import TaskSettings
 from isthmus.frontends.mcp.tasks import is_hub_task_id, is_listed

@@ -93,9 +93,6 @@ KEPT_RESULTS: frozenset[Ability] = frozenset({"resources"})
 
 LISTS: frozenset[Ability] = frozenset({"tools", "prompts", "resources"})
 
-VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
-"""Every supported protocol version, newest first."""
-
 PAGE_MAX = 50
 """Tasks on a page of `tasks/list`, and servers queried for it at most."""
 
@@ -154,7 +151,7 @@ class McpMethods:
                 hubs = {**view.hubs, self.hub.id: 0}
                 if self._enabled_tasks() is not None and "tools" in abilities:
                     abilities |= {"task_handles"}
-                result = modern.discover_result(VERSIONS, self._me, abilities, hubs, view.description)
+                result = modern.discover_result(modern.SUPPORTED, self._me, abilities, hubs, view.description)
                 return JsonRpcReply(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
                 view = await self.hub.view_for(caller, surface, client_caps)
@@ -358,16 +355,6 @@ class McpMethods:
         if hub_tasks is not None and becomes_task and inflight is not None:
             hub_tasks.watch(inflight)
         return inflight
-
-
-def check_meta(request: Request, headers: modern.RoutingHeaders | None) -> Members | JsonRpcReply | None:
-    """Check a modern request's `_meta`, and over HTTP its headers; returns its members. None for a legacy request."""
-    if not modern.is_modern(request, None if headers is None else headers.version, legacy.VERSIONS):
-        return None
-    checked = modern.check(request, headers, VERSIONS)
-    if isinstance(checked, modern.Rejection):
-        return refuse(request.id, checked.code, checked.message, checked.data)
-    return checked
 
 
 def client_capabilities(request: Request, era: Era, known: ClientCapabilities = NO_CAPABILITIES) -> ClientCapabilities:

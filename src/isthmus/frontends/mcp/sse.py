@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
+from isthmus.core.admin_ports import CallerSession
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import CallerSession
 from isthmus.frontends.http.auth import Authenticator, Denied
 from isthmus.frontends.http.nodes import ALONE, Nodes, new_id
 from isthmus.frontends.http.request_cycle import (

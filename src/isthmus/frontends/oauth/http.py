@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from isthmus.frontends.http.auth import SLOWED, TOO_MANY, Authenticator, Fields, Headers
 from isthmus.frontends.http.request_cycle import JSON, PEER, Message, Peer, Receive, Send, header_lines, join_headers
-from isthmus.frontends.oauth.documents import (
+from isthmus.frontends.oauth.discovery import (
     AUTHORIZE_PATH,
     RESOURCE_PATH,
     SERVER_PATH,

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from isthmus.core.ports import AccessPageQuery, AccessReports, RuleChanges, UnknownName
+from isthmus.core.admin_ports import AccessPageQuery, AccessReports, RuleChanges, UnknownName
 from isthmus.frontends.rest.problem_details import Problem, refusal
 from isthmus.model.callers import FRONTENDS, FrontendName
 from isthmus.wire.jsonrpc import Malformed, decode_object

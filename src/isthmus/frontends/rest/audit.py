@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 import msgspec
 
+from isthmus.core.admin_ports import AuditBusy, AuditFilter, AuditProgress, AuditReports, NoAuditLog
 from isthmus.core.audit import read_moment
-from isthmus.core.ports import AuditBusy, AuditFilter, AuditProgress, AuditReports, NoAuditLog
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
     STREAM,

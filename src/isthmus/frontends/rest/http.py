@@ -16,10 +16,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.view import View
-from isthmus.core.event_loop import LONG_BYTES, in_passes, pause_after, read_message
-from isthmus.core.ports import (
+from isthmus.core.admin_ports import (
     AccessReports,
     ApprovalAdmin,
     ApprovalAlreadyDecided,
@@ -34,6 +31,9 @@ from isthmus.core.ports import (
     SessionAdmin,
     TaskAdmin,
 )
+from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.view import View
+from isthmus.core.event_loop import LONG_BYTES, in_passes, pause_after, read_message
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.nodes import ALONE, Nodes, new_id
 from isthmus.frontends.http.request_cycle import (

@@ -13,10 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from isthmus.core.access.policy import AGENT, Policy, is_of_agent
+from isthmus.core.admin_ports import HubAdmin
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import Route, View
-from isthmus.core.ports import HubAdmin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.location_redaction import without_locations

@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus import __version__
 from isthmus.core.access.budget_rules import PERIODS, PERS
-from isthmus.core.ports import AccessBy
+from isthmus.core.admin_ports import AccessBy
 from isthmus.frontends.rest.listings import STATES
 from isthmus.frontends.rest.operation_table import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
 from isthmus.frontends.rest.problem_details import REFUSALS

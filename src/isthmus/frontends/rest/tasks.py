@@ -8,7 +8,7 @@ from typing import TypeAlias, get_args
 
 import msgspec
 
-from isthmus.core.ports import TaskAddress, TaskAdmin, TaskDetails, TaskEntry, TaskQuery, TaskReport
+from isthmus.core.admin_ports import TaskAddress, TaskAdmin, TaskDetails, TaskEntry, TaskQuery, TaskReport
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer
 from isthmus.frontends.rest.problem_details import Problem, problem_of, refusal
 from isthmus.model.callers import Caller

@@ -42,13 +42,13 @@ from isthmus.upstream.a2a.remote_task import (
 from isthmus.upstream.base_link import ASK_SECONDS, BaseLink, ConnectFailed
 from isthmus.upstream.http_shared import ADVICE, OK, login_url
 from isthmus.upstream.listing import TTL_SECONDS_MIN, Listing
-from isthmus.upstream.request_params import LegacyDialect
 from isthmus.upstream.response_waiters import Waiter
 from isthmus.upstream.server_settings import AgentSettings, Era
 from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard, read_card
 from isthmus.wire.a2a.client import ClientOperation, ClientRequest
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage, SubscribeToTask
+from isthmus.wire.mcp.forwarded_methods import LegacyDialect
 from isthmus.wire.mcp.messages import Implementation, read_hubs
 
 CANCELS_MAX = 2

@@ -35,13 +35,12 @@ from isthmus.upstream.base_link import (
 )
 from isthmus.upstream.hub_errors import read_error, read_node_error
 from isthmus.upstream.listing import Listing
-from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import CallWaiter, NodeCallWaiter, PendingRequest, Waiter
 from isthmus.upstream.server_settings import Era
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.forwarded_methods import QUESTIONS
+from isthmus.wire.mcp.forwarded_methods import QUESTIONS, ModernDialect
 from isthmus.wire.mcp.messages import (
     CALLER_KEY,
     CONVERSATION_KEY,

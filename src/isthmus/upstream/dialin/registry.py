@@ -18,7 +18,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import pause
-from isthmus.core.ports import Journal
+from isthmus.core.journal import Journal
 from isthmus.model.fault_table import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim, DialledServer, Forgetting
@@ -500,7 +500,7 @@ class DialInRegistry:
         self._plan_forgetting()
 
     def forget(self, server: ServerName) -> Forgetting:
-        """See `core.ports.RelayAdmin`."""
+        """See `core.admin_ports.RelayAdmin`."""
         done = self.forget_here(server)
         if done == "forgotten":
             self.on_forgotten(server)

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, Journal, WriteResult
+from isthmus.core.journal import Document, Journal, WriteResult
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName, parse_server_name
 from isthmus.upstream.listing import Listing, read_lists, written_lists

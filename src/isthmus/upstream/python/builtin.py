@@ -24,7 +24,7 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.event_loop import LONG_BYTES, in_turn
-from isthmus.core.ports import Journal, JournalEntry
+from isthmus.core.journal import Journal, JournalEntry
 from isthmus.model.calls import Result
 from isthmus.model.fault_table import Bug, NotConnected
 from isthmus.model.features import Ability, Tool

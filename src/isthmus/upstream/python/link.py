@@ -34,9 +34,9 @@ from isthmus.upstream.listing import Listing
 from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.python.runner import PRINTS_TO_STDERR, Runner, redirect_prints
 from isthmus.upstream.python.signatures import Function, Runnable, Unusable
-from isthmus.upstream.request_params import LegacyDialect
 from isthmus.upstream.response_waiters import Waiter, turned_away
 from isthmus.upstream.server_settings import Era, PythonSettings
+from isthmus.wire.mcp.forwarded_methods import LegacyDialect
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)

@@ -15,6 +15,7 @@ from isthmus.model.features import Ability
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.lists import next_cursor
 from isthmus.wire.mcp.messages import (
+    LEGACY_VERSIONS,
     NO_HUBS,
     Implementation,
     ServerCapabilities,
@@ -23,7 +24,7 @@ from isthmus.wire.mcp.messages import (
     write_server_capabilities,
 )
 
-VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+VERSIONS = LEGACY_VERSIONS
 LATEST = VERSIONS[-1]
 LINKLESS = frozenset(VERSIONS[:2])
 """Versions without resource links: their clients reject a result that has one."""

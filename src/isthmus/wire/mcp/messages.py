@@ -19,6 +19,9 @@ from isthmus.wire.jsonrpc import Payload, render
 Era: TypeAlias = Literal["legacy", "modern"]
 """Protocol versions with a handshake and sessions, and those since 2026-07-28 without."""
 
+LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""Oldest first. In HTTP headers, any other version counts as modern."""
+
 Members: TypeAlias = dict[str, msgspec.Raw]
 
 PROGRESS = "notifications/progress"

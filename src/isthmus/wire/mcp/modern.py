@@ -20,6 +20,7 @@ from isthmus.model.features import Ability, Topic
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
 from isthmus.wire.mcp.lists import next_cursor
 from isthmus.wire.mcp.messages import (
+    LEGACY_VERSIONS,
     NO_HUBS,
     Implementation,
     Members,
@@ -32,6 +33,8 @@ from isthmus.wire.mcp.messages import (
 
 VERSION = "2026-07-28"
 VERSIONS = (VERSION,)
+SUPPORTED = (*VERSIONS, *reversed(LEGACY_VERSIONS))
+"""Every supported protocol version, newest first."""
 _VERSION_TEXT = msgspec.json.encode(VERSION)
 
 _PREFIX = "io.modelcontextprotocol/"
@@ -76,12 +79,12 @@ class Rejection(msgspec.Struct, frozen=True):
     data: bytes | None = None
 
 
-def is_modern(request: Request, version_header: str | None, legacy: tuple[str, ...]) -> bool:
+def is_modern(request: Request, version_header: str | None) -> bool:
     """Whether a request is of this era, by its version header or its `_meta`.
 
     A header with an unknown version counts as modern: the response lists the supported versions.
     """
-    if version_header is not None and version_header not in legacy:
+    if version_header is not None and version_header not in LEGACY_VERSIONS:
         return True
     meta = request.params.get("_meta")
     return meta is not None and VERSION_KEY in (object_members(meta) or ())
@@ -109,39 +112,41 @@ def _routing_headers(version: bytes | None, method: bytes | None, name: bytes | 
 _remembered_routing_headers = lru_cache(maxsize=1024)(_routing_headers)
 
 
-def check(request: Request, headers: RoutingHeaders | None, supported: tuple[str, ...]) -> Members | Rejection:
+def check(request: Request, headers: RoutingHeaders | None) -> Members | Rejection | None:
     """Check a request's `_meta` and, over HTTP, that the headers agree with it; returns the members of `_meta`.
 
-    The order matters: a contradiction is reported before an unsupported version, because the latter makes clients
-    fall back to another era.
+    None for a legacy request. The order matters: a contradiction is reported before an unsupported version, because
+    the latter makes clients fall back to another era.
     """
+    if not is_modern(request, None if headers is None else headers.version):
+        return None
     meta = object_members(request.params.get("_meta", b""))
     if meta is None or VERSION_KEY not in meta or CAPABILITIES_KEY not in meta:
-        return _incomplete(meta, headers, supported)
+        return _incomplete(meta, headers)
     # Nearly every request has this version, in this spelling.
     version = VERSION if bytes(meta[VERSION_KEY]) == _VERSION_TEXT else read_string(meta[VERSION_KEY])
     if headers is not None and (mismatch := _mismatch(request, version, headers)) is not None:
         return Rejection(HEADER_MISMATCH, mismatch)
     if version is None:
         return Rejection(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
-    return meta if version in VERSIONS else unsupported(version, supported)
+    return meta if version in VERSIONS else unsupported(version)
 
 
-def _incomplete(meta: Members | None, headers: RoutingHeaders | None, supported: tuple[str, ...]) -> Rejection:
+def _incomplete(meta: Members | None, headers: RoutingHeaders | None) -> Rejection:
     """The rejection of an incomplete `_meta`, or of a version header whose version may not have one at all."""
     version = None if headers is None else headers.version
-    if version is not None and version not in supported and (meta is None or VERSION_KEY not in meta):
-        return unsupported(version, supported)
+    if version is not None and version not in SUPPORTED and (meta is None or VERSION_KEY not in meta):
+        return unsupported(version)
     if meta is None:
         return Rejection(INVALID_PARAMS, f"params._meta must be an object with {VERSION_KEY} and {CAPABILITIES_KEY}")
     absent = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
     return Rejection(INVALID_PARAMS, f"params._meta lacks {' and '.join(absent)}")
 
 
-def unsupported(version: str, supported: tuple[str, ...]) -> Rejection:
+def unsupported(version: str) -> Rejection:
     """The rejection of a version, with the supported ones."""
-    data = msgspec.json.encode({"supported": supported, "requested": version})
-    text = f"Unsupported protocol version: {version or 'none'}; supported are {', '.join(supported)}"
+    data = msgspec.json.encode({"supported": SUPPORTED, "requested": version})
+    text = f"Unsupported protocol version: {version or 'none'}; supported are {', '.join(SUPPORTED)}"
     return Rejection(UNSUPPORTED_VERSION, text, data)
 
 

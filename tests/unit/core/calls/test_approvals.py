@@ -12,12 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
+from isthmus.core.admin_ports import ApprovalAlreadyDecided, ApprovalVerdict
 from isthmus.core.audit import Fact
 from isthmus.core.calls import approvals as module
 from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, SCHEMA_BYTES_MAX, CallApprovals, lacking_arguments
 from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.catalog.tool_rules import ToolRules
-from isthmus.core.ports import ApprovalAlreadyDecided, ApprovalVerdict, Document, OnWritten, WriteResult
+from isthmus.core.journal import Document, OnWritten, WriteResult
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Question, Result, Surface

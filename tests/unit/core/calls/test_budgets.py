@@ -20,7 +20,7 @@ from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import BUDGET, CallBudgets
 from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.catalog.tool_rules import ToolRules
-from isthmus.core.ports import Document, OnWritten, WriteResult
+from isthmus.core.journal import Document, OnWritten, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
 from isthmus.model.fault_table import BudgetExceeded, Lost, NotConnected

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from isthmus.core.audit import Fact
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.ports import Document, OnWritten, WriteResult
+from isthmus.core.journal import Document, OnWritten, WriteResult
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import LiveTask, NewTask, Report
 from isthmus.core.tasks.record import TaskOwner, TaskRecord, owner_of

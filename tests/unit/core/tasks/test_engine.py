@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.ports import Document
+from isthmus.core.journal import Document
 from isthmus.core.tasks import engine as engines
 from isthmus.core.tasks import live_task as store
 from isthmus.core.tasks.engine import TOO_LARGE, TaskEngine, TaskExchange

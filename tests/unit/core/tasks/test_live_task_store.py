@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from isthmus.core.ports import Document, WriteResult
+from isthmus.core.journal import Document, WriteResult
 from isthmus.core.tasks import engine as engines
 from isthmus.core.tasks import live_task as store
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskCache, TaskNotStored

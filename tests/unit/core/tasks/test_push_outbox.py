@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, PushReceipt
+from isthmus.core.journal import Document
+from isthmus.core.ports import PushReceipt
 from isthmus.core.tasks import push_outbox as module
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import LiveTask

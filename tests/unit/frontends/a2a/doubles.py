@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.ports import Journal, PushReceipt
+from isthmus.core.journal import Journal
+from isthmus.core.ports import PushReceipt
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a.cards import AgentCards
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.model.callers import Caller, Grants, Unprovable
 from isthmus.model.calls import Result
 from isthmus.storage.memory import MemoryJournal

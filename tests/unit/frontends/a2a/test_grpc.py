@@ -18,9 +18,8 @@ from google.protobuf import json_format
 from isthmus.core.background import BackgroundTasks
 from isthmus.frontends.a2a import grpc as service_module
 from isthmus.frontends.a2a.grpc import DETAILS, A2aGrpc, GrpcSettings
-from isthmus.frontends.http.auth import Authenticator, Fields, Identify
+from isthmus.frontends.http.auth import Authenticator, Fields, Identify, OriginGuard
 from isthmus.frontends.http.listener import ListenError
-from isthmus.frontends.http.origins import OriginGuard
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.model.calls import Progress
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS

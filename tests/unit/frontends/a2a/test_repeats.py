@@ -12,7 +12,7 @@ import pytest
 from isthmus.core.audit import Fact
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports import Document, OnWritten
+from isthmus.core.journal import Document, OnWritten
 from isthmus.core.tasks import record as repeats
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a import service as a2a_services

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.tasks import storage_quota as allowance
+from isthmus.core.tasks import storage_limits
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.frontends.a2a import service
 from isthmus.frontends.a2a.settings import A2aSettings
@@ -114,7 +114,7 @@ class SlowJournal(MemoryJournal):
 
 
 async def test_a_message_to_a_task_evicted_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(storage_limits, "FRESH_SECONDS", 0.0)
     office = Office(journal=(journal := SlowJournal()))
     await begun(office, saying("hello"))
     live = await begun(office, saying("hello", "m2"))

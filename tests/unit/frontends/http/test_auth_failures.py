@@ -12,8 +12,8 @@ from isthmus.frontends.http.auth import (
     Authenticator,
     Denied,
     FailedAuthLimit,
+    OriginGuard,
 )
-from isthmus.frontends.http.origins import OriginGuard
 
 ONE = ("192.0.2.1", 50_000)
 

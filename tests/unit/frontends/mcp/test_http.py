@@ -14,8 +14,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.mcp import http as exchanges
 from isthmus.frontends.mcp import http as module

@@ -14,7 +14,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports import Document, Page
+from isthmus.core.journal import Document, Page
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.record import owner_of
 from isthmus.credentials.sealing import ProcessSealer

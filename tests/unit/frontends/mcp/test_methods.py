@@ -13,11 +13,12 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.mcp.exchange import call_reply, cancelled_reply, event_notification, updated_params
 from isthmus.frontends.mcp.input_required import ModernClientInput
-from isthmus.frontends.mcp.methods import check_meta, client_capabilities, list_passes, render_list
+from isthmus.frontends.mcp.methods import client_capabilities, list_passes, render_list
 from isthmus.frontends.mcp.subscriptions import McpClient
 from isthmus.model.calls import EVERYTHING, Call, LogMessage, Result
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Request, finish
+from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
 from isthmus.wire.mcp.messages import Era
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, raw, tool
@@ -28,7 +29,7 @@ ID = msgspec.Raw(b"1")
 
 def read(hosted: Hosted, method: str, params: dict[str, Any], level: Any = None) -> tuple[Call, msgspec.Raw | None]:
     request = Request(ID, method, members(params))
-    meta = check_meta(request, None)
+    meta = modern.check(request, None)
     assert meta is None or isinstance(meta, dict)
     made = hosted.mcp_methods.read_call(request, ANYONE, EVERYTHING, meta, level)
     assert isinstance(made, tuple)

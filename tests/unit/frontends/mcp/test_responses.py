@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.frontends.mcp.errors import code_of, data_of
-from isthmus.frontends.mcp.exchange import call_reply
+from isthmus.frontends.mcp.exchange import call_reply, code_of, data_of
 from isthmus.model import fault_table
 from isthmus.model.fault_table import FAULTS, Fault, ServerError
 from isthmus.model.names import ServerName

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.mcp import sse as module
 from isthmus.frontends.mcp.sse import IDLE_SECONDS, MESSAGES_PATH, STREAM_PATH, McpSse

@@ -9,10 +9,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
-from isthmus.frontends.oauth.documents import RESOURCE_PATH, SERVER_PATH, TOKEN_PATH, TrustedIssuer
+from isthmus.frontends.oauth.discovery import RESOURCE_PATH, SERVER_PATH, TOKEN_PATH, TrustedIssuer
 from isthmus.frontends.oauth.http import BODY_BYTES_MAX, OauthHttp
 from isthmus.wire.jsonrpc import Text
 from tests.unit.frontends.mcp.doubles import Client

@@ -16,8 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.frontends.relay.http import (
     Counts,

@@ -17,8 +17,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.frontends.http import request_cycle
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, PEER, Message
 from isthmus.frontends.rest.http import RestExchange, RestHttp
 from isthmus.model.callers import Caller, Grants

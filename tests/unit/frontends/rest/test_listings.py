@@ -14,8 +14,7 @@ import pytest
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.frontends.rest.listings import (
     entry_document,

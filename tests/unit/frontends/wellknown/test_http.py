@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.origins import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.wellknown.http import CATALOG_PATH, ServerCards, WellKnown
 from isthmus.model.callers import Caller

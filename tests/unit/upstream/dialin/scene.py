@@ -12,7 +12,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports import Journal
+from isthmus.core.journal import Journal
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, Journal, OnWritten, WriteResult
+from isthmus.core.journal import Document, Journal, OnWritten, WriteResult
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.postgres import PostgresJournal

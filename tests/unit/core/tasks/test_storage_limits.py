@@ -1,4 +1,4 @@
-"""Owners have a storage quota."""
+"""Owners have a storage quota, and old tasks are deleted, with their documents."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core.ports import OnWritten, size_of
-from isthmus.core.tasks import engine
-from isthmus.core.tasks import storage_quota as allowance
+from isthmus.core.access.approval_rules import EXPIRES_SECONDS_MAX
+from isthmus.core.calls.running_call import TASK_QUESTION_SECONDS
+from isthmus.core.journal import Document, OnWritten, size_of
+from isthmus.core.tasks import engine, storage_limits
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
     StorageQuotaExceeded,
     TaskNotStored,
 )
-from isthmus.core.tasks.push_delivery import DELIVERY, delivery_document, delivery_of
+from isthmus.core.tasks.push_delivery import DELIVERY, STATES, delivery_document, delivery_of
 from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient, key_document
-from isthmus.core.tasks.storage_quota import DELETABLE
+from isthmus.core.tasks.storage_limits import DELETABLE, UNANSWERED_SECONDS, Retention
 from isthmus.model.calls import Result
 from isthmus.model.tasks import ENDED
 from isthmus.storage import memory
@@ -178,7 +179,7 @@ async def test_room_is_made_with_some_to_spare_and_a_task_in_mind_is_forgotten_t
         await turns(20)
         number += 1
         assert number < 100
-    assert await room.kept() <= MOST * allowance.LEFT_SHARE
+    assert await room.kept() <= MOST * storage_limits.LEFT_SHARE
     assert await room.engine.find(OWNER, str(number - 1)) is not None
 
 
@@ -208,7 +209,7 @@ async def test_after_a_refusal_the_journal_is_asked_again_after_a_while(monkeypa
     assert await room.fill() == 0
     assert room.slow.weighed == weighed, "what it said holds for a while"
     await room.journal.prune(TASK, ["input_required"], before=room.seconds + 1, limit=1)
-    monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(storage_limits, "FRESH_SECONDS", 0.0)
     assert await room.fill() == 1
 
 
@@ -228,7 +229,7 @@ async def test_no_caller_is_refused_because_another_left_during_the_query(
     room = Room()
     await room.fill()
     await room.journal.prune(TASK, ["input_required"], before=room.seconds + 1, limit=1)
-    monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(storage_limits, "FRESH_SECONDS", 0.0)
     weighed = room.slow.weighed
     room.slow.may_answer.clear()
     first, second = asyncio.create_task(room.ask()), asyncio.create_task(room.ask())
@@ -241,7 +242,7 @@ async def test_no_caller_is_refused_because_another_left_during_the_query(
 
 
 async def test_room_that_was_not_made_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(storage_limits, "FRESH_SECONDS", 0.0)
     room = Room()
     room.engine.storage_quota.keep_bytes = 10 * MOST
     await room.begin(id="one")
@@ -272,7 +273,7 @@ async def test_keys_have_room_of_their_own_and_are_refused_beyond_it(monkeypatch
     assert room.counted == before
     room.seconds += KEY_SECONDS
     await room.journal.prune(DEDUP_KEY, [""], before=room.seconds, limit=1)
-    monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(storage_limits, "FRESH_SECONDS", 0.0)
     await room.engine.storage_quota.reserve_key(OWNER, keys[-1])
 
 
@@ -347,7 +348,7 @@ async def test_a_memory_that_many_share_takes_tasks_of_each_on_and_on(monkeypatc
 
 
 async def test_of_many_owners_the_earliest_are_asked_about_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "OWNERS_MAX", 0)
+    monkeypatch.setattr(storage_limits, "OWNERS_MAX", 0)
     room = Room()
     await room.ask()
     await turns()
@@ -355,3 +356,144 @@ async def test_of_many_owners_the_earliest_are_asked_about_again(monkeypatch: py
     await turns()
     assert room.slow.weighed == 2
     assert not room.engine.storage_quota._usages
+
+
+class Tidy:
+    """A workshop with one task of each kind, and who tidies it up."""
+
+    def __init__(self) -> None:
+        self.shop = Workshop()
+        self.keep = 100.0
+        self.retention = Retention(self.shop.journal, self.shop.now, lambda: self.keep, self.shop.engine.forget_before)
+
+    async def fill(self) -> None:
+        engine = self.shop.engine
+        await self.shop.begin(id="ended")
+        self.shop.sent[0].finish(DONE)
+        await self.shop.begin(id="running")
+        await engine.begin(draft(None, state="input_required", id="waiting"))
+        self.shop.journal._write([Document(DEDUP_KEY, OWNER.key, "key", 1, self.shop.seconds, b"{}")])
+        await turns()
+
+    async def left(self) -> set[str]:
+        """The ids of what the engine finds."""
+        ids = ("ended", "running", "waiting")
+        return {id for id in ids if await self.shop.engine.find(OWNER, id) is not None}
+
+
+async def test_ended_tasks_go_when_their_time_is_over() -> None:
+    tidy = Tidy()
+    await tidy.fill()
+    assert await tidy.retention.prune() == 0
+    assert await tidy.left() == {"ended", "running", "waiting"}
+    tidy.shop.seconds += tidy.keep
+    assert await tidy.retention.prune() == 1
+    assert await tidy.left() == {"running", "waiting"}
+
+
+async def test_abandoned_tasks_are_deleted_when_no_person_can_be_asked_any_more() -> None:
+    tidy = Tidy()
+    await tidy.fill()
+    tidy.shop.seconds += UNANSWERED_SECONDS
+    await tidy.retention.prune()
+    assert await tidy.left() == {"running"}
+    assert await tidy.shop.journal.read(DEDUP_KEY, OWNER.key, "key") is None
+
+
+@pytest.mark.parametrize("seconds", [TASK_QUESTION_SECONDS, EXPIRES_SECONDS_MAX])
+async def test_a_task_is_stored_for_as_long_as_a_person_may_be_asked(seconds: float) -> None:
+    tidy = Tidy()
+    await tidy.fill()
+    tidy.shop.seconds += seconds
+    await tidy.retention.prune()
+    assert await tidy.left() == {"running", "waiting"}
+
+
+async def test_deliveries_are_deleted_with_their_tasks() -> None:
+    tidy = Tidy()
+    at = tidy.shop.seconds
+    for number, state in enumerate(STATES):
+        tidy.shop.journal._write([Document(DELIVERY, OWNER.key, str(number), 1, at, b"{}", "t", state)])
+    assert await tidy.retention.prune() == 0
+    tidy.shop.seconds += tidy.keep
+    assert await tidy.retention.prune() == len(STATES)
+
+
+async def test_keys_hold_for_a_day_however_short_tasks_are_kept() -> None:
+    tidy = Tidy()
+    await tidy.fill()
+    tidy.shop.seconds += KEY_SECONDS - 60.0
+    await tidy.retention.prune()
+    assert await tidy.shop.journal.read(DEDUP_KEY, OWNER.key, "key") is not None
+
+
+async def test_how_long_tasks_are_kept_may_change() -> None:
+    tidy = Tidy()
+    await tidy.fill()
+    tidy.keep = 0.5
+    assert await tidy.retention.prune() == 1
+
+
+async def test_it_looks_again_and_again_in_small_bites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_limits, "RETENTION_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(storage_limits, "BATCH", 2)
+    tidy = Tidy()
+    bites: list[int] = []
+    prune = tidy.shop.journal.prune
+
+    async def counted(*given: Any, **more: Any) -> int:
+        bites.append(await prune(*given, **more))
+        return bites[-1]
+
+    monkeypatch.setattr(tidy.shop.journal, "prune", counted)
+    for number in range(5):
+        await tidy.shop.begin(id=f"t{number}")
+        tidy.shop.sent[-1].finish(DONE)
+    await turns()
+    running = asyncio.ensure_future(tidy.retention.run())
+    await turns()
+    tidy.shop.seconds += tidy.keep * 2
+    async with asyncio.timeout(SECONDS):
+        while (await tidy.shop.journal.page("task", OWNER.key, limit=9)).total:
+            await turns()
+    running.cancel()
+    assert [bite for bite in bites if bite] == [2, 2, 1]
+
+
+async def test_a_journal_that_refuses_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_limits, "RETENTION_SECONDS", (0.0, 0.0))
+    tidy = Tidy()
+    tries = 0
+    done = asyncio.Event()
+
+    async def refuse(*_: object, **__: object) -> int:
+        nonlocal tries
+        tries += 1
+        if tries > 2:
+            done.set()
+        raise OSError("no room")
+
+    monkeypatch.setattr(tidy.shop.journal, "prune", refuse)
+    running = asyncio.ensure_future(tidy.retention.run())
+    async with asyncio.timeout(SECONDS):
+        await done.wait()
+    running.cancel()
+
+
+@pytest.mark.parametrize(("keep", "pause"), [(0.0, 1.0), (2.0, 2.0), (86_400.0, 3600.0)])
+def test_it_looks_as_often_as_tasks_are_kept_but_neither_all_the_time_nor_never(keep: float, pause: float) -> None:
+    assert storage_limits.pause_seconds(keep) == pause
+
+
+async def test_it_looks_at_once_on_request() -> None:
+    tidy = Tidy()
+    await tidy.fill()
+    running = asyncio.ensure_future(tidy.retention.run())
+    await turns()
+    tidy.keep = 0.5
+    assert await tidy.left() == {"ended", "running", "waiting"}
+    tidy.retention.look_again()
+    async with asyncio.timeout(SECONDS):
+        while "ended" in await tidy.left():
+            await turns()
+    running.cancel()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.app.issuer_keys import IssuerKeys, KeysNotFound, fetch_keys
+from isthmus.app.tokens import IssuerKeys, KeysNotFound, fetch_keys
 from isthmus.core.background import BackgroundTasks
 from isthmus.identity.jwt import KeySet
 from isthmus.identity.jwt_callers import Issuer, Issuers
@@ -183,7 +183,7 @@ async def test_a_defect_met_once_does_not_end_the_fetching(
             raise defects.pop()
         return await fetch_keys(*given)
 
-    monkeypatch.setattr("isthmus.app.issuer_keys.fetch_keys", stumble)
+    monkeypatch.setattr("isthmus.app.tokens.fetch_keys", stumble)
     with capture_logs() as logs:
         async with followed(made(settings(corp, jwks=corp.jwks_url))) as issuers:
             await until_known(issuers, corp.token(aud=HUB))

@@ -1,9 +1,9 @@
-"""How much is stored of each owner's tasks.
+"""How much is stored of each owner's tasks, and for how long.
 
 `StorageQuota` counts what is written, which costs an addition. It asks the journal for the real sizes when an owner is
 not counted yet, before it refuses anything, and when there seems to be too much; then the owner's oldest ended tasks
-are deleted. What `core.tasks.retention` deletes does not update the counts: a count may be too high, never for long too
-low. An owner is a caller at one protocol; see `record.TaskOwner`.
+are deleted. `Retention` deletes what ended or was abandoned long ago, which does not update the counts: a count may be
+too high, never for long too low. An owner is a caller at one protocol; see `record.TaskOwner`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TypeAlias
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import DOCUMENT_BYTES, Document, Journal, SharedJournal, size_of
+from isthmus.core.journal import DOCUMENT_BYTES, Document, Journal, SharedJournal, size_of
 from isthmus.core.tasks.live_task import KeyQuotaExceeded, LiveTask, StorageQuotaExceeded
 from isthmus.core.tasks.push_delivery import DELIVERY, STATES
-from isthmus.core.tasks.record import DEDUP_KEY, TASK, TaskOwner
+from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, TaskOwner
 from isthmus.model.fault_table import NotWritten
 from isthmus.model.tasks import ENDED
 
@@ -301,3 +301,75 @@ class StorageQuota:
 
 def _labels(owner: TaskOwner) -> dict[str, str]:
     return {"caller": owner.name, "tenant": owner.tenant}
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+
+RETENTION_SECONDS = (1.0, 3600.0)
+"""The shortest and the longest pause of `Retention`; in between, it is as long as ended tasks are stored."""
+
+UNANSWERED: tuple[str, ...] = ("input_required", "auth_required")
+UNANSWERED_SECONDS = 8 * 24 * 3600.0
+"""The shortest time that a task waits for its caller's next message, or for an operator: a day longer than a question
+of a running call may stay open, or a request for approval."""
+
+
+def pause_seconds(keep: float) -> float:
+    """How long `Retention` pauses if ended tasks are stored for `keep` seconds."""
+    least, most = RETENTION_SECONDS
+    return min(most, max(least, keep))
+
+
+class Retention:
+    """Deletes tasks that ended long ago, their deliveries, and expired idempotency keys, again and again.
+
+    `keep` returns how long ended tasks are stored now; `on_pruned` receives the times before which ended and
+    unanswered tasks were deleted. A short time is exceeded by up to once its length.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        now: Callable[[], float],
+        keep: Callable[[], float],
+        on_pruned: Callable[[float, float], None],
+    ) -> None:
+        self._journal = journal
+        self._now = now
+        self._keep = keep
+        self._on_pruned = on_pruned
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            try:
+                await self.prune()
+            except OSError as error:
+                log.warning("old tasks could not be deleted", error=str(error))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(
+                    pause_seconds(self._keep())
+                ):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                    await self._wake.wait()
+            self._wake.clear()
+
+    def look_again(self) -> None:
+        """Prune now: `keep` may have changed."""
+        self._wake.set()
+
+    async def prune(self) -> int:
+        """Delete what is old; return how many documents."""
+        now = self._now()
+        ended, waiting = now - self._keep(), now - max(self._keep(), UNANSWERED_SECONDS)
+        count = await self._prune_all(TASK, ENDED, ended)
+        count += await self._prune_all(TASK, UNANSWERED, waiting)
+        self._on_pruned(ended, waiting)
+        count += await self._prune_all(DELIVERY, STATES, ended)
+        return count + await self._prune_all(DEDUP_KEY, ("",), now - KEY_SECONDS)
+
+    async def _prune_all(self, kind: str, states: Collection[str], before: float) -> int:
+        count = 0
+        while deleted := await self._journal.prune(kind, states, before=before, limit=BATCH):
+            count += deleted
+        return count

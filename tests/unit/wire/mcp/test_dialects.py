@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from isthmus.model.calls import Call, Kind
-from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
+from isthmus.wire.mcp.forwarded_methods import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import call, raw
 
