@@ -108,15 +108,15 @@ class NamedServers:
     def __init__(
         self,
         hub: Hub,
-        annex: Hub,
+        target_hub: Hub,
         supervisor: Supervisor,
         background: BackgroundTasks,
         egress: Egress,
         settings: TargetSettings,
         configured: ConfiguredServers,
     ) -> None:
-        """`supervisor` has the servers of the `annex`, a hub for them alone; `configured` are those of the `hub`."""
-        self.annex = annex
+        """`supervisor` keeps the servers of `target_hub`, which has no others; `configured` are those of `hub`."""
+        self.target_hub = target_hub
         self.settings = settings
         self._hub = hub
         self._supervisor = supervisor
@@ -231,14 +231,14 @@ class NamedServers:
 
     def running(self) -> int:
         """How many calls such servers have, including those that wait for a connection."""
-        return self.annex.running() + len(self._ways)
+        return self.target_hub.running() + len(self._ways)
 
     def cancel_all(self, why: str) -> None:
         """Cancel every call, including those that wait for a connection."""
         for way, then in list(self._ways.items()):
             self._turn_back(way)
             then(Cancelled(why, executed="no"))
-        self.annex.cancel_all(why)
+        self.target_hub.cancel_all(why)
 
     async def _reach(self, aim: NamedServer) -> OpenTarget:
         """Connect to a server, or use its open link.
@@ -314,7 +314,9 @@ class NamedServers:
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
         is_plain = carrier == "rpc"
-        return OpenTarget(self.annex, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result)
+        return OpenTarget(
+            self.target_hub, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result
+        )
 
     def _key(self, aim: NamedServer) -> TargetKey:
         whole = msgspec.json.encode([aim.reach.ways, sorted(aim.reach.headers.items())])
