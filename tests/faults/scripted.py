@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import msgspec
 
+from isthmus.app.caller_identity import LiveCallers
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.routes import Routes
-from isthmus.app.serve import Access
 from isthmus.config.load import load
 from isthmus.core.calls.running_call import InFlight
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
@@ -241,7 +241,7 @@ async def hub_of(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Asy
 @asynccontextmanager
 async def listening(hub: InProcess) -> AsyncIterator[int]:
     """Open a hub's listener as `serve` does; yields its port."""
-    auth = Access(hub.running.configuration).open()
+    auth = LiveCallers(hub.running.configuration).open()
     mcp, rest = McpHttp(hub.running.mcp_methods(), auth), RestHttp(hub.running.hub, auth)
     routes = Routes(hub.running.surface, mcp, rest, {})
     http_listener = HttpListener(routes, HttpListenerSettings(port=0))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from isthmus.app.hub import RunningHub
-from isthmus.app.reload import Reloader, Source
+from isthmus.app.reload import ConfigurationSource, Reloader
 from isthmus.model.calls import Result
 from tests.conftest import Ledger, children, descriptors
 from tests.faults import quick_server
@@ -136,7 +136,7 @@ def marks(hub: HubProcess) -> list[str]:
 
 @asynccontextmanager
 async def in_process(folder: Path, servers: Mapping[str, Any]) -> AsyncIterator[tuple[RunningHub, Reloader]]:
-    source = Source(write_config(folder, servers), {}, folder, folder)
+    source = ConfigurationSource(write_config(folder, servers), {}, folder, folder)
     running = RunningHub(source.load(), {})
     try:
         yield running, Reloader(running, source)

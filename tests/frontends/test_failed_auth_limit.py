@@ -18,7 +18,7 @@ GUESSES = 3
 FORM = (("content-type", "application/x-www-form-urlencoded"),)
 SECRET = "grant_type=client_credentials&client_id=one&client_secret="
 
-GUESSED: dict[str, Endpoint] = {
+KEYS_GUESSED: dict[str, Endpoint] = {
     **CLOSED,
     "card": ENDPOINTS["card"],
     "catalog": ENDPOINTS["catalog"],
@@ -56,14 +56,14 @@ async def test_wrong_keys_are_limited_at_every_endpoint_and_right_ones_at_none(t
         first = ENDPOINTS["REST, tools"]
         for _ in range(GUESSES):
             assert (await ask(hub, first, WRONG)).status == 401
-        for name, endpoint in {**GUESSED, **TOKENS}.items():
-            for by in ("authorization", "x-api-key") if name in GUESSED else ("",):
+        for name, endpoint in {**KEYS_GUESSED, **TOKENS}.items():
+            for by in ("authorization", "x-api-key") if name in KEYS_GUESSED else ("",):
                 sent = f"Bearer {WRONG}" if by == "authorization" else WRONG if by else None
                 reply = await ask(hub, endpoint, sent, by=by)
                 assert (name, by, reply.status) == (name, by, 429)
                 assert 1 <= int(reply.headers["retry-after"]) <= 60 // GUESSES
 
-        for name, endpoint in GUESSED.items():  # who has a key comes in, though it has the guesser's address
+        for name, endpoint in KEYS_GUESSED.items():  # who has a key comes in, though it has the guesser's address
             assert (await ask(hub, endpoint, KEY)).status not in (401, 429), name
         token = Endpoint("POST", "/oauth/token", f"{SECRET}{KEY}".encode(), FORM, takes_body=True)
         assert (await ask(hub, token, None)).status == 200

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from isthmus.app.caller_identity import LOST, Identities
+from isthmus.app.caller_identity import KEYS_UNREADABLE, Identities
 from isthmus.app.key_files import TRUST_SECONDS, KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
@@ -116,7 +116,7 @@ class Keys(RuleBasedStateMachine):
         raise AssertionError("a hub started with a list that it cannot read")
 
     def _look(self) -> None:
-        self.known._minted.reload()
+        self.known._live_keys.reload()
         self.known.refresh()
 
     @invariant()
@@ -129,7 +129,7 @@ class Keys(RuleBasedStateMachine):
         for key, name in self.owners.items():
             found = self.known.identify({b"x-api-key": key.encode()})
             if is_lost:
-                assert found is LOST
+                assert found is KEYS_UNREADABLE
             elif self.now < self.ends[key]:
                 assert isinstance(found, Caller)
                 assert found.name == name

@@ -63,7 +63,7 @@ class Hub:
 
     def look(self) -> None:
         """What the hub does by itself four times a second."""
-        self.identities._minted.reload()
+        self.identities._live_keys.reload()
         if self.identities.refresh():
             self.retain(self.identities)
 

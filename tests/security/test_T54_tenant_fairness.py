@@ -118,9 +118,9 @@ def are_several(hub: InProcess) -> bool:
 async def test_tenants_are_several_before_they_call_however_they_are_known(tmp_path: Path) -> None:
     ann, ben, eve = (Known(name, tenant, Grants(("*",))) for name, tenant in (("a", "x"), ("b", "x"), ("c", "y")))
     async with hub_of(tmp_path, {}) as hub:
-        hub.running.know_tenants([ann, ben])
+        hub.running.configure_tenants([ann, ben])
         assert not are_several(hub)
-        hub.running.know_tenants([ann, eve])
+        hub.running.configure_tenants([ann, eve])
         assert are_several(hub)
     corp = {"issuer": "https://login.example", "audience": "hub", "allow": ["*"], "tenant_claim": "org"}
     async with hub_of(tmp_path, {}, issuers={"corp": corp}) as hub:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from isthmus.app.caller_identity import FILE_MARKS, Identities
+from isthmus.app.caller_identity import FILE_KEY_PREFIX, Identities
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.links import ME
 from isthmus.app.routes import Frontend
@@ -50,14 +50,14 @@ def open_a2a(
     service.script_task = running.scripts.task
     needs_key = lambda: identities.wants_proof  # noqa: E731
     issues_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
-    token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
+    token_urls = lambda: [issuer.token_url for issuer in running.configuration.issuers if issuer.token_url]  # noqa: E731
     cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, issues_tokens, token_urls)
     return A2aHttp(service, auth, cards, nodes)
 
 
 # -- gRPC -------------------------------------------------------------------------------------------------------------
 
-NEEDED = ("grpc", "google.protobuf")
+GRPC_MODULES = ("grpc", "google.protobuf")
 
 
 class GrpcService(Protocol):
@@ -71,14 +71,14 @@ class GrpcService(Protocol):
 
 
 def check_grpc(configuration: Configuration, find: Callable[[str], object] = find_spec) -> None:
-    """Raises: ConfigError if gRPC is configured and cannot be spoken."""
+    """Raises: ConfigError if gRPC is configured and its library is not installed."""
     if configuration.a2a.grpc_port is None:
         return
     with suppress(ModuleNotFoundError):  # of `google` itself
-        if all(find(name) is not None for name in NEEDED):
+        if all(find(name) is not None for name in GRPC_MODULES):
             return
-    said = "grpc_port needs a library that is not installed; get it with: pip install 'isthmus[grpc]'"
-    raise ConfigError(Place(configuration.file, A2A).mistake(ValueError(said)))
+    problem = "grpc_port needs a library that is not installed; get it with: pip install 'isthmus[grpc]'"
+    raise ConfigError(Place(configuration.file, A2A).mistake(ValueError(problem)))
 
 
 async def open_grpc(
@@ -128,7 +128,7 @@ def grpc_bases(public_url: str | None, host: str, port: int) -> tuple[str, ...]:
     if public_url is not None:
         return (f"https://{grpc_address(public_url, port)}", f"http://{grpc_address(public_url, port)}", public_url)
     hosts = dict.fromkeys(("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host))
-    return tuple(f"{scheme}://{each}:{port}" for each in hosts for scheme in ("http", "https"))
+    return tuple(f"{scheme}://{host}:{port}" for host in hosts for scheme in ("http", "https"))
 
 
 def grpc_address(public_url: str | None, port: int) -> str:
@@ -140,7 +140,7 @@ def grpc_address(public_url: str | None, port: int) -> str:
 # -- push notifications -----------------------------------------------------------------------------------------------
 
 
-class Pushes:
+class PushService:
     """Sends the push notifications of tasks. Call `close` before the hub ends, and `aclose` after it."""
 
     def __init__(self, running: RunningHub, identities: Identities | None = None) -> None:
@@ -150,18 +150,18 @@ class Pushes:
         """
         self._running = running
         may_name_private = lambda caller: caller.can_name_targets or caller is LOCAL  # noqa: E731
-        self._courier = PushClient(Egress(), running.background, self._is_listed)
+        self._client = PushClient(Egress(), running.background, self._is_listed)
         chance = random.random  # noqa: S311 - spread, not secrecy
         sealer = sealer_of(running.configuration, "push notifications will not survive a restart: no encryption key")
         signer = PushSigner(push_key_store(running.configuration, sealer))
-        self.pushing = PushNotifications(running.tasks, self._courier, may_name_private, sealer, signer)
+        self.pushing = PushNotifications(running.tasks, self._client, may_name_private, sealer, signer)
         self._outbox = PushOutbox(
-            running.tasks, running.journal, self._courier, self._letters, running.background, time.time, chance
+            running.tasks, running.journal, self._client, self._requests_for, running.background, time.time, chance
         )
         if identities is not None:
-            self._outbox.check_owner = Owners(identities).judge
+            self._outbox.check_owner = OwnerChecks(identities).status_of
 
-    def _letters(self, recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
+    def _requests_for(self, recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
         return self.pushing.letters(recipient, record, mark, time.time())
 
     def _is_listed(self, url: str) -> bool:
@@ -177,10 +177,10 @@ class Pushes:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._courier.aclose()
+        await self._client.aclose()
 
 
-class Owners:
+class OwnerChecks:
     """The known owners of tasks, with their valid keys."""
 
     def __init__(self, identities: Identities) -> None:
@@ -188,7 +188,7 @@ class Owners:
         self._live: frozenset[Caller] = frozenset()
         self._keys: dict[tuple[str, str], set[str]] = {}
 
-    def judge(self, owner: TaskOwner, key: str) -> OwnerStatus:
+    def status_of(self, owner: TaskOwner, key: str) -> OwnerStatus:
         """Whether an owner and the key it used are still valid; see `core.tasks.push_outbox.CheckOwner`."""
         if self._live is not self._identities.live:
             self._live = self._identities.live
@@ -199,7 +199,7 @@ class Owners:
         if good is None:
             if self._identities.find(owner.tenant, owner.name) is not None:
                 return "known"  # identified by a verifier
-            return "away" if self._identities.may_be_proved(owner.name) else "gone"
+            return "away" if self._identities.may_become_known(owner.name) else "gone"
         # A key of the file has another id in each process; for an earlier hub's id, the owner alone decides.
-        is_foreign = not key or (key.startswith("file:") and not key.startswith(FILE_MARKS))
+        is_foreign = not key or (key.startswith("file:") and not key.startswith(FILE_KEY_PREFIX))
         return "known" if is_foreign or key in good else "gone"

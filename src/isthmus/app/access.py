@@ -504,7 +504,7 @@ class LiveAccess:
                 yield
             return found
 
-        return AccessSummary([_described(each.caller) for each in callers], left_out, await in_passes(passes()))
+        return AccessSummary([_described(caller.caller) for caller in callers], left_out, await in_passes(passes()))
 
     async def preview(self, changes: RuleChanges) -> AccessPreview:
         """See `AccessReports`."""
@@ -571,7 +571,7 @@ def _page(
     callers: Sequence[CallerPolicy], left_out: int, found: Sequence[AccessFeature], last: FeatureRow | None
 ) -> AccessPage:
     cursor = None if last is None else _write_cursor(last)
-    return AccessPage([_described(each.caller) for each in callers], left_out, found, cursor)
+    return AccessPage([_described(caller.caller) for caller in callers], left_out, found, cursor)
 
 
 def _write_cursor(row: FeatureRow) -> str:

@@ -73,23 +73,23 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry.audit_writer import Audit, Mode
 
-FIRST_SECONDS = 10.0
+FIRST_PRUNE_SECONDS = 10.0
 """How long a hub runs before it first prunes idle slots; short-lived commands never do."""
 
-IDLE_SECONDS = 3600.0
+IDLE_PRUNE_SECONDS = 3600.0
 """How often idle slots are pruned."""
 
 
 async def keep_pruning_idle_slots(state: Path, keep: Callable[[], float]) -> None:
     """Prune records older than this many seconds while the hub runs."""
-    await asyncio.sleep(FIRST_SECONDS)
+    await asyncio.sleep(FIRST_PRUNE_SECONDS)
     while True:
         await prune_idle_slots(state, time.time() - keep())
-        await asyncio.sleep(IDLE_SECONDS)
+        await asyncio.sleep(IDLE_PRUNE_SECONDS)
 
 
 class Notary:
-    """See `core.journal.AuditNotary`: encodes records and signs the log. To prune, it needs no encoder."""
+    """Encodes records and signs the log for `core.journal.AuditJournal`. Pruning needs no encoder."""
 
     def __init__(self, signer: FileAuditSigner, encoder: RecordEncoder | None = None) -> None:
         self.seal: Callable[[SealKind, Point], Seal] = signer.seal
@@ -137,19 +137,19 @@ async def unfinished_calls(
     """
     if not isinstance(ledger, ReadableAuditJournal):
         return {}
-    ends = UnfinishedCalls()
-    after = await _begin_of(ledger, log_state, call_seconds + SLACK_SECONDS)
+    unfinished = UnfinishedCalls()
+    after = await _number_before(ledger, log_state, call_seconds + SLACK_SECONDS)
     while rows := await ledger.log_rows(after=after, limit=ROWS_AT_ONCE):
         for row in rows:
-            ends.add_row(row)
+            unfinished.add_row(row)
         after = rows[-1].number
-    waiting = await _waiting(journal) if ends.open else set()
+    waiting = await _waiting_task_ids(journal) if unfinished.open else set()
     now = time.time()
-    made = {id: lost_call_record(row, now) for id, row in ends.open.items() if id not in waiting}
+    made = {id: lost_call_record(row, now) for id, row in unfinished.open.items() if id not in waiting}
     return {id: record for id, record in made.items() if record is not None}
 
 
-async def _begin_of(ledger: ReadableAuditJournal, log_state: LogState, seconds: float) -> int:
+async def _number_before(ledger: ReadableAuditJournal, log_state: LogState, seconds: float) -> int:
     """The number before the first record since that time; a binary search, as a log may have millions of records."""
     low = 0 if log_state.anchor is None else log_state.anchor.point.number
     high = log_state.head.number
@@ -169,7 +169,7 @@ async def _after(ledger: ReadableAuditJournal, number: int) -> AuditRow | None:
     return rows[0] if rows else None
 
 
-async def _waiting(journal: Journal) -> set[str]:
+async def _waiting_task_ids(journal: Journal) -> set[str]:
     """The ids of tasks that the previous hub left waiting and that continue."""
     ids: set[str] = set()
     last: DocumentPlace | None = None
@@ -199,11 +199,11 @@ class AuditLog:
         self.closed: frozenset[str] = frozenset()
         """The calls that the previous hub left open; this hub recorded them as lost at its start."""
         self.slot_journal: SqliteJournal | None = None
-        """The log's own journal, if it is closed with the log."""
-        self.place: int | None = None
-        """Of a node: the descriptor that keeps its place below the state folder."""
+        """The journal of a log in a slot; it is closed with the log."""
+        self.place_descriptor: int | None = None
+        """For a node of a cluster: the open file that reserves its place below the state folder."""
         self._ledger = ledger
-        self._scribe = encoder
+        self._encoder = encoder
         self._signer = signer
         self._keys: dict[str, tuple[State, Caller]] = {}
 
@@ -215,7 +215,7 @@ class AuditLog:
         self.follow(running, pins)
 
     def follow(self, running: RunningHub, pins: DefinitionPins | None) -> None:
-        """The same for a hub without callers."""
+        """Record changed definitions and prune old records; for a hub without callers."""
         if pins is not None:
             pins.record = lambda event, facts: self.audit.note(event, **{key: str(each) for key, each in facts.items()})
 
@@ -251,7 +251,7 @@ class AuditLog:
         for file in sorted(files):
             with suppress(OSError):
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
-        return self._scribe.digest(digest.digest())
+        return self._encoder.digest(digest.digest())
 
     async def retain(self, keep: Callable[[], float]) -> None:
         """Prune records older than this many seconds while the hub runs."""
@@ -272,8 +272,8 @@ class AuditLog:
         if self.slot_journal is not None:
             await self.slot_journal.aclose()
         self._signer.close()
-        if self.place is not None:
-            os.close(self.place)
+        if self.place_descriptor is not None:
+            os.close(self.place_descriptor)
 
 
 def states_of(keys: MintedKeys, now: float) -> dict[str, tuple[State, Caller]]:
@@ -303,21 +303,21 @@ async def open_audit(configuration: Configuration, journal: ClosableJournal, by:
         return None
     try:
         if isinstance(journal, ChainedAuditJournal):
-            return await _open_chain(configuration, journal, journal, mode, by)
+            return await _open_node_log(configuration, journal, journal, mode, by)
         if isinstance(journal, AuditJournal):
             return await _open(configuration, journal, journal, mode, by)
         return await _open_in_slot(configuration, journal, mode, by)
     except (OSError, AuditKeyDamaged) as error:
         if mode == "strict":
             await journal.aclose()
-            said = f'cannot be "strict": {error}'
-            raise ConfigError(Place(configuration.file, "hub.audit").finding(said)) from error
+            problem = f'cannot be "strict": {error}'
+            raise ConfigError(Place(configuration.file, "hub.audit").finding(problem)) from error
         log.warning("calls are not audited", reason=str(error))
         return None
 
 
 async def _open_in_slot(configuration: Configuration, journal: ClosableJournal, mode: Mode, by: str) -> AuditLog:
-    """Open a log next to a journal without one. Only a journal in this process can write events with its documents."""
+    """Open a log in a slot, for a journal that has none. A strict log needs a journal in this process's memory."""
     memory = journal if type(journal) is MemoryJournal else None  # an extension's journal may write elsewhere
     if mode == "strict" and memory is None:
         raise OSError("the storage of the hub's tasks has no audit log")
@@ -333,7 +333,7 @@ async def _open_in_slot(configuration: Configuration, journal: ClosableJournal, 
     return opened
 
 
-async def _open_chain(
+async def _open_node_log(
     configuration: Configuration, journal: ClosableJournal, ledger: ChainedAuditJournal, mode: Mode, by: str
 ) -> AuditLog:
     """Open the log of a node of a cluster."""
@@ -345,7 +345,7 @@ async def _open_chain(
     except BaseException:
         os.close(descriptor)
         raise
-    opened.place = descriptor
+    opened.place_descriptor = descriptor
     return opened
 
 
@@ -366,14 +366,14 @@ async def _open(
         log_state = await ledger.open_log(Notary(signer, encoder))
         if checkpoint is None and log_state.head == START:
             signer.begin()
-        loose = await _lost_calls(configuration, journal, ledger, log_state)
+        lost_calls = await _lost_calls(configuration, journal, ledger, log_state)
     except BaseException:
         signer.close()
         raise
     opened = AuditLog(ledger, encoder, signer, mode)
-    opened.closed = frozenset(loose)
+    opened.closed = frozenset(lost_calls)
     _record_start(opened, log_state, checkpoint, keys)
-    for record in loose.values():
+    for record in lost_calls.values():
         opened.audit.add(record)
     files = opened.digest_of(configuration.files)
     opened.audit.note(STARTED, version=__version__, by=by, audit=mode, key=keys.name, configuration=files)
@@ -399,8 +399,8 @@ def _is_clean(log_state: LogState) -> bool:
 
 
 def _record_start(opened: AuditLog, log_state: LogState, checkpoint: Seal | None, keys: AuditKeys) -> None:
-    """Record the state of the log before anything is added."""
-    if (why := _cut(log_state, checkpoint, keys)) is not None:
+    """Record how the previous hub left the log."""
+    if (why := _tampering(log_state, checkpoint, keys)) is not None:
         log.error("the audit log does not match its checkpoint", why=why)
         opened.audit.note(CUT, why=why)
     # Anybody with write access to the store can extend the chain; a signature from here on would confirm that.
@@ -413,8 +413,8 @@ def _record_start(opened: AuditLog, log_state: LogState, checkpoint: Seal | None
         opened.audit.note(UNSIGNED, after=log_state.head.number - unsigned, records=unsigned)
 
 
-def _cut(log_state: LogState, checkpoint: Seal | None, keys: AuditKeys) -> str | None:
-    """What the end of the log shows to be missing or altered."""
+def _tampering(log_state: LogState, checkpoint: Seal | None, keys: AuditKeys) -> str | None:
+    """What is missing or altered at the end of the log; None if nothing is."""
     number = log_state.head.number
     if checkpoint is None:
         return "there was no checkpoint beside it" if number else None

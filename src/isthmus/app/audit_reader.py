@@ -91,7 +91,7 @@ class ReadableLog(Protocol):
 
 
 class SanitizedLog:
-    """A log that may have been altered: every value has its type, and content that is no record says so.
+    """Reads a log that may have been altered: gives every value its type, and replaces content that is not a record.
 
     An intruder may have put text in place of bytes, a number, or anything else into the database. That must not crash
     the command whose purpose is to find it.
@@ -119,7 +119,7 @@ class SanitizedLog:
 
 
 def sanitized_row(row: AuditRow) -> AuditRow:
-    """The row, with every value that no record can have replaced."""
+    """The row, with impossible values replaced."""
     at: object = row.at
     is_time = isinstance(at, int | float) and 0.0 <= at < TIME_MAX
     content = _bytes(row.content)
@@ -143,9 +143,9 @@ class AuditLogSource:
     """0 for the log of the hub that serves; above `SLOTS_MAX` for the logs of nodes."""
     open: Callable[[], AbstractAsyncContextManager[ReadableLog]]
     node: str = ""
-    """Of a node of a cluster: its name."""
+    """The node's name, for the log of a node of a cluster."""
     key: str = ""
-    """Of a node of a cluster: its public key, as the database has it."""
+    """The node's public key, as the database has it."""
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[ReadableLog]:
@@ -170,18 +170,18 @@ async def logs_of(configuration: Configuration) -> list[AuditLogSource]:
     if others and (storage.is_foreign or not has_served):
         return others
     if storage.url is not None and not storage.is_foreign:
-        others += await _chains(storage)
+        others += await _node_logs(storage)
     return [AuditLogSource(MAIN_LOG, partial(_open_main, configuration)), *others]
 
 
-async def _chains(storage: StorageSettings) -> list[AuditLogSource]:
+async def _node_logs(storage: StorageSettings) -> list[AuditLogSource]:
     """The logs of the nodes of a cluster."""
     audit_postgres = _library()
     return [
         AuditLogSource(
-            chain_slot(each.chain), partial(audit_postgres.open_reader, storage, each.chain), each.node, each.key
+            chain_slot(chain.chain), partial(audit_postgres.open_reader, storage, chain.chain), chain.node, chain.key
         )
-        for each in await audit_postgres.list_chains(storage)
+        for chain in await audit_postgres.list_chains(storage)
     ]
 
 
@@ -215,7 +215,7 @@ async def rows_of(
 
 
 async def _merged(logs: Sequence[tuple[int, AsyncIterator[AuditRow]]]) -> AsyncIterator[SlottedRow]:
-    """Always the oldest of the next records. Each log keeps its own order, even if its clock jumped."""
+    """Merge by time. Each log keeps its own order, even if its clock jumped."""
     ahead: dict[int, tuple[AuditRow, AsyncIterator[AuditRow]]] = {}
     for slot, rows in logs:
         if (row := await anext(rows, None)) is not None:
@@ -335,7 +335,7 @@ def broken_words(verdicts: Sequence[AuditVerdict]) -> list[str]:
 
 def verdict_document(verdicts: Sequence[AuditVerdict]) -> dict[str, object]:
     """The main log at the top level, those in slots below; `good` is about all of them."""
-    main = next((each for each in verdicts if not each.slot), None)
+    main = next((verdict for verdict in verdicts if not verdict.slot), None)
     main = main or AuditVerdict(MAIN_LOG, 0, 1, START, verdicts[0].key, None)
     slots = [{"slot": verdict.slot, **_as_json(verdict)} for verdict in verdicts if verdict.slot]
     return {**_as_json(main), "good": not broken_words(verdicts), "slots": slots}
@@ -519,7 +519,7 @@ EXPORTS_MAX = 2
 
 
 class _Stopped(Exception):
-    """Nobody reads on."""
+    """The reader is gone."""
 
 
 async def from_thread(
@@ -568,8 +568,8 @@ async def from_thread(
         room.release()
 
 
-class _Breather:
-    """Counts records, and leaves the interpreter to the event loop after some."""
+class _PausingCounter:
+    """Counts records, and pauses now and then so that the event loop's thread can run."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -581,7 +581,7 @@ class _Breather:
 
 
 def has_log(configuration: Configuration) -> bool:
-    """Whether a hub of this configuration keeps a log, or once did: its first log makes a key."""
+    """Whether a hub of this configuration keeps a log, or once did; creating a log creates a key."""
     return configuration.hub.audit != "off" or (Path(configuration.hub.state) / FOLDER / KEY_FILE).exists()
 
 
@@ -604,7 +604,11 @@ class LiveAudit:
             return AuditPage(mode, (), None, 0)
 
         async def work(emit: Callable[[AuditPage], None]) -> None:
-            emit(AuditPage(mode, *await read_page(await logs_of(configuration), wanted, limit, cursor, _Breather())))
+            emit(
+                AuditPage(
+                    mode, *await read_page(await logs_of(configuration), wanted, limit, cursor, _PausingCounter())
+                )
+            )
 
         async with self._pages, aclosing(from_thread(work)) as pages:
             return await anext(pages)
@@ -622,7 +626,7 @@ class LiveAudit:
         configuration = self._configuration()
 
         async def work(emit: Callable[[bytes], None]) -> None:
-            await export_lines(await logs_of(configuration), wanted, emit, _Breather())
+            await export_lines(await logs_of(configuration), wanted, emit, _PausingCounter())
 
         self._exports += 1
         try:
@@ -655,13 +659,13 @@ async def _verify_live(
             async with source.reading() as log:
                 for row in await log.newest(1):
                     total += row.number - (0 if log.anchor is None else log.anchor.point.number)
-    breathe = _Breather()
+    count_row = _PausingCounter()
     emit(AuditProgress(0, total))
 
     def on_row(row: AuditRow) -> None:
-        breathe(row)
-        if breathe.count % PROGRESS_ROWS == 0:
-            emit(AuditProgress(breathe.count, max(total, breathe.count)))
+        count_row(row)
+        if count_row.count % PROGRESS_ROWS == 0:
+            emit(AuditProgress(count_row.count, max(total, count_row.count)))
 
     verdicts = await verify_logs(configuration, on_row)
     broken = broken_words(verdicts)

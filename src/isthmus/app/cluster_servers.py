@@ -26,7 +26,7 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.jsonrpc_over_bus import MessageChannel, frame
 from isthmus.app.links import ME
 from isthmus.app.placement import PlacedServers
-from isthmus.app.served_session import OfferShare, ServedServer, ServedSession
+from isthmus.app.served_session import ServedServer, ServedSession, UnansweredBytes
 from isthmus.cluster.bus import Bus, BusChannel, BusFault, ChannelClosed, ChannelEnd, ChannelFull, NodeId
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.event_loop import in_turn
@@ -118,7 +118,7 @@ class OwnServers:
         self._bus = bus
         self._running = running
         self._background = running.background
-        self._share = OfferShare()
+        self._share = UnansweredBytes()
         self.entries: dict[Key, NodeServer] = {}
         self._changed: dict[Key, None] = {}
         self._arriving: dict[DialInLink, ArrivingServer] = {}
@@ -220,7 +220,7 @@ class OwnServers:
         self._readers.add(channel)
         channel.start(_Reader(partial(self._readers.discard, channel)))
         own, arriving = tuple(self.entries.values()), tuple(self._arriving.values())
-        self._say(channel, DirectoryChange(own, arriving=arriving, is_moving=self._is_moving))
+        self._send(channel, DirectoryChange(own, arriving=arriving, is_moving=self._is_moving))
 
     def _announce_soon(self) -> None:
         if not self._is_telling:
@@ -235,9 +235,9 @@ class OwnServers:
         arriving, self._new_arrivals = tuple(self._new_arrivals), []
         arrived, self._arrived = tuple(self._arrived), []
         for channel in tuple(self._readers):
-            self._say(channel, DirectoryChange(own, lost, arriving, arrived, self._is_moving))
+            self._send(channel, DirectoryChange(own, lost, arriving, arrived, self._is_moving))
 
-    def _say(self, channel: BusChannel, change: DirectoryChange) -> None:
+    def _send(self, channel: BusChannel, change: DirectoryChange) -> None:
         try:
             channel.send(msgspec.json.encode(change))
         except ChannelClosed:

@@ -42,7 +42,7 @@ from isthmus.storage.definition_store import (
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """How often the file is checked for approvals."""
 
 LEARNED_AT_ONCE = 500
@@ -52,7 +52,7 @@ LOGGED_ONE_BY_ONE = 50
 """How many tools are named in one report; the rest is only counted. A server may have a thousand tools and change all
 of them every second."""
 
-UNKEPT_MAX = 20_000
+UNWRITTEN_MAX = 20_000
 """How many sightings wait while the file cannot be written."""
 
 RecordEvent = Callable[[str, Mapping[str, object]], None]
@@ -70,51 +70,51 @@ class DefinitionPins:
         """
         self._configuration = configuration
         self._is_lasting = is_lasting
-        self._modes = _modes_of(configuration)
+        self._modes = _modes_in(configuration)
         self.record: RecordEvent = lambda _event, _facts: None
         self._hub: Hub | None = None
         self._background: BackgroundTasks | None = None
         self._worker = ThreadPoolExecutor(1, "definitions")
         self._unwritten: list[Sighting] = []
-        self._unkept: list[tuple[Sighting, SeenDefinition]] = []
+        self._failed_writes: list[tuple[Sighting, SeenDefinition]] = []
         """Sightings that could not be written; only the worker thread uses it."""
-        self._has_logged_unkept = False
+        self._has_logged_failure = False
         self._withheld = 0
-        self._looked_up_to = 0
-        self._file, known, waiting = _opened(configuration, is_lasting=is_lasting)
+        self._last_approval = 0
+        self._file, known, waiting = _open_store(configuration, is_lasting=is_lasting)
         if isinstance(self._file, DefinitionStore):
-            self._looked_up_to = self._file.last_read_approval()
+            self._last_approval = self._file.last_read_approval()
         self.pins = Pins(known, self._mode_of, self._add_sighting, waiting)
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
         """Review what this hub's servers list; call it before the first server is added."""
         self._hub, self._background = hub, background
         hub.review.pins = self.pins
-        hub.review.on_left_out = self._left_out
+        hub.review.on_left_out = self._report_left_out
         self._follow(background)
 
     def _follow(self, background: BackgroundTasks) -> None:
         if isinstance(self._file, SharedDefinitions):
-            background.spawn("shared definitions", self._look_for_news(self._file))
+            background.spawn("shared definitions", self._follow_nodes(self._file))
         elif self._file is not None:
-            background.spawn("approvals", self._look_for_approvals(self._file))
+            background.spawn("approvals", self._follow_approvals(self._file))
 
     def change(self, configuration: Configuration) -> None:
         """Apply another configuration."""
         before = (self._configuration.hub.pin, self._modes)
-        self._configuration, self._modes = configuration, _modes_of(configuration)
+        self._configuration, self._modes = configuration, _modes_in(configuration)
         if before == (configuration.hub.pin, self._modes):
             return
         if self._file is None and self._background is not None:  # it was not needed or not available at the start
             try:
-                self._file, known, _ = _opened(configuration, is_lasting=self._is_lasting)
+                self._file, known, _ = _open_store(configuration, is_lasting=self._is_lasting)
             except ConfigError as error:
                 log.error("tool definitions can be neither stored nor approved", reason=str(error))
             else:
                 if self._file is not None:
                     self.pins.replace_all(known)
                     if isinstance(self._file, DefinitionStore):
-                        self._looked_up_to = self._file.last_read_approval()
+                        self._last_approval = self._file.last_read_approval()
                     self._follow(self._background)
         for server in list(self._hub.server_queues) if self._hub is not None else ():
             self._review_again(server)
@@ -125,7 +125,7 @@ class DefinitionPins:
 
     def _pending(self) -> list[DefinitionReview]:
         """Runs in the worker thread."""
-        return [_review_of(each) for each in self._waiting()]
+        return [_to_review(each) for each in self._waiting()]
 
     def _waiting(self) -> list[PendingDefinition]:
         if self._file is None:
@@ -151,7 +151,7 @@ class DefinitionPins:
         try:
             for seen, _ in self._waiting():
                 if (seen.server, seen.tool, seen.fingerprint.hex()) == (server, tool, fingerprint):
-                    # `_look_for_approvals` reads it from the file, as it does for approvals of the command line.
+                    # `_follow_approvals` reads it from the file, as it does for approvals of the command line.
                     is_approved |= self._file.approve(seen, time.time())
         except sqlite3.Error as error:
             raise OSError(f"the approval cannot be stored: {error}") from error
@@ -176,7 +176,7 @@ class DefinitionPins:
     # -- what is seen --------------------------------------------------------------------------------------------------
 
     def _add_sighting(self, sighting: Sighting) -> None:
-        """The core saw a definition. Runs on the event loop."""
+        """Called by the core, on the event loop, when it has seen a definition."""
         self._withheld += sighting.is_withheld
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._pass_on)
@@ -188,7 +188,7 @@ class DefinitionPins:
         sightings = [each for each in taken if each.is_change or each.is_withheld]
         for sighting in sightings[:LOGGED_ONE_BY_ONE]:
             self._report(sighting)
-        rest = Counter((_event_of(each), each.server) for each in sightings[LOGGED_ONE_BY_ONE:])
+        rest = Counter((_event_for(sighting), sighting.server) for sighting in sightings[LOGGED_ONE_BY_ONE:])
         for (event, server), count in rest.items():
             log.warning("tool changes omitted from the log", event_kind=event, server=server, tools=count)
             self.record(event, {"server": server, "tools": count})
@@ -209,9 +209,9 @@ class DefinitionPins:
         facts: dict[str, object] = {"server": sighting.server, "tool": sighting.tool}
         if sighting.variant:
             facts["listed_to"] = sighting.variant
-        self.record(_event_of(sighting), {**facts, "fingerprint": sighting.fingerprint.hex()})
+        self.record(_event_for(sighting), {**facts, "fingerprint": sighting.fingerprint.hex()})
 
-    def _left_out(self, server: ServerName, tools: LeftOut) -> None:
+    def _report_left_out(self, server: ServerName, tools: LeftOut) -> None:
         for tool, why in list(tools.items())[:LOGGED_ONE_BY_ONE]:
             log.warning("a tool is left out", tool=f"{server}.{tool}", reason=why)
             self.record("definition.refused", {"server": server, "tool": tool, "reason": why})
@@ -228,46 +228,53 @@ class DefinitionPins:
         if self._file is None:
             return
         now = time.time()
-        self._unkept += [
-            (each, SeenDefinition(each.server, each.variant, each.tool, each.fingerprint, each.definition, now))
-            for each in sightings
+        self._failed_writes += [
+            (
+                sighting,
+                SeenDefinition(
+                    sighting.server, sighting.variant, sighting.tool, sighting.fingerprint, sighting.definition, now
+                ),
+            )
+            for sighting in sightings
         ]
-        del self._unkept[UNKEPT_MAX:]
-        if not self._unkept:
+        del self._failed_writes[UNWRITTEN_MAX:]
+        if not self._failed_writes:
             return
-        kept = [(seen, each.is_withheld) for each, seen in self._unkept]
+        kept = [(seen, each.is_withheld) for each, seen in self._failed_writes]
         try:
             if isinstance(self._file, SharedDefinitions):
-                first = frozenset(seen[:3] for each, seen in self._unkept if not (each.is_change or each.is_withheld))
+                first = frozenset(
+                    seen[:3] for each, seen in self._failed_writes if not (each.is_change or each.is_withheld)
+                )
                 self._file.store(kept, first=first)
             else:
                 self._file.store(kept)
         except (sqlite3.Error, OSError) as error:
-            if not self._has_logged_unkept:
-                log.error("tool definitions could not be stored", tools=len(self._unkept), reason=str(error))
-            self._has_logged_unkept = True
+            if not self._has_logged_failure:
+                log.error("tool definitions could not be stored", tools=len(self._failed_writes), reason=str(error))
+            self._has_logged_failure = True
         else:
-            self._unkept, self._has_logged_unkept = [], False
+            self._failed_writes, self._has_logged_failure = [], False
 
     # -- what was approved ---------------------------------------------------------------------------------------------
 
-    async def _look_for_news(self, store: SharedDefinitions) -> None:
+    async def _follow_nodes(self, store: SharedDefinitions) -> None:
         """Follow the definitions that other nodes accepted, and approvals."""
         loop = asyncio.get_running_loop()
         revision = -1
         while True:
             now = store.revision
-            if now != revision or self._unkept:
+            if now != revision or self._failed_writes:
                 try:
-                    news = await loop.run_in_executor(self._worker, self._news, store)
+                    news = await loop.run_in_executor(self._worker, self._read_news, store)
                 except OSError as error:
                     log.error("approved definitions could not be read", reason=str(error))
                 else:
                     revision = now
                     await self._apply_news(news)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _news(self, store: SharedDefinitions) -> SharedNews:
+    def _read_news(self, store: SharedDefinitions) -> SharedNews:
         """Runs in the worker thread."""
         self._write([])
         return store.news()
@@ -293,12 +300,12 @@ class DefinitionPins:
         log.info("a tool's definition was approved", **about)
         self.record("definition.approved", about)
 
-    async def _look_for_approvals(self, file: DefinitionStore) -> None:
+    async def _follow_approvals(self, file: DefinitionStore) -> None:
         """Approvals found by the first check were made while no hub ran."""
         loop = asyncio.get_running_loop()
         is_first = True
         while True:
-            if is_first or self._withheld or self._unkept:
+            if is_first or self._withheld or self._failed_writes:
                 try:
                     approved = await loop.run_in_executor(self._worker, self._read_approvals, file)
                 except (sqlite3.Error, OSError) as error:
@@ -306,17 +313,17 @@ class DefinitionPins:
                 else:
                     is_first = False
                     for change in approved:
-                        self._looked_up_to = change.number
+                        self._last_approval = change.number
                         server = ServerName(change.server)
                         self.pins.approve(server, change.variant, FeatureName(change.tool), change.fingerprint)
                         self._report_approval(change)
                         self._review_again(server)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def _read_approvals(self, file: DefinitionStore) -> list[DefinitionChange]:
         """Runs in the worker thread."""
         self._write([])
-        approved = file.approved_after(self._looked_up_to)
+        approved = file.approved_after(self._last_approval)
         if approved:
             file.set_last_read_approval(approved[-1].number)
         return approved
@@ -340,25 +347,25 @@ def definition_store(configuration: Configuration, *, is_required: bool = False)
     if is_required and shared.revision == 0 and (folder / FILE).exists():
         with closing(DefinitionStore(folder)) as file:
             if file.known():
-                said = f"has no tool definitions yet, and {folder / FILE} has: nodes read the database only"
+                problem = f"has no tool definitions yet, and {folder / FILE} has: nodes read the database only"
                 advice = "run isthmus migrate; or delete that file, if every tool may count as new"
-                raise ConfigError(Place(configuration.file, STORAGE).at("url").finding(said, advice=advice))
+                raise ConfigError(Place(configuration.file, STORAGE).at("url").finding(problem, advice=advice))
     return shared
 
 
-def _modes_of(configuration: Configuration) -> dict[ServerName, Pinning]:
+def _modes_in(configuration: Configuration) -> dict[ServerName, Pinning]:
     return {server.name: server.pin for server in configuration.servers if server.pin is not None}
 
 
-_Opened = tuple[AnyDefinitions | None, Mapping[PinKey, bytes], Sequence[PinKey]]
+_OpenedStore = tuple[AnyDefinitions | None, Mapping[PinKey, bytes], Sequence[PinKey]]
 
 
-def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
+def _open_store(configuration: Configuration, *, is_lasting: bool) -> _OpenedStore:
     """Open the file; return it with its pins and pending changes. No file if it is unused or unavailable.
 
     Raises: ConfigError if changed tools must be withheld, but the file cannot be used.
     """
-    modes = {configuration.hub.pin, *_modes_of(configuration).values()}
+    modes = {configuration.hub.pin, *_modes_in(configuration).values()}
     if modes == {"off"} or not (is_lasting or modes & WITHHOLDING):
         return None, {}, ()
     file: AnyDefinitions | None = None
@@ -371,19 +378,19 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
             file.close()
         if modes & WITHHOLDING:
             path = Path(configuration.hub.state) / FILE
-            said = f"must be a folder for {FILE}, or changed tools would go unnoticed: {error}"
+            problem = f"must be a folder for {FILE}, or changed tools would go unnoticed: {error}"
             advice = f"repair or move {path}; without it every tool counts as new"
-            raise ConfigError(Place(configuration.file, "hub.state").finding(said, advice=advice)) from error
+            raise ConfigError(Place(configuration.file, "hub.state").finding(problem, advice=advice)) from error
         log.warning("tool definitions are not stored", reason=str(error))
         return None, {}, ()
     return file, known, waiting
 
 
-def _event_of(sighting: Sighting) -> str:
+def _event_for(sighting: Sighting) -> str:
     return "definition.withheld" if sighting.is_withheld else "definition.changed"
 
 
-def _review_of(pending: PendingDefinition) -> DefinitionReview:
+def _to_review(pending: PendingDefinition) -> DefinitionReview:
     seen = pending.seen
     before = None if pending.before is None else pending.before.decode("utf-8", "replace")
     now = seen.definition.decode("utf-8", "replace")

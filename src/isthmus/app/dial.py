@@ -1,8 +1,8 @@
 """`isthmus dial`: offers local servers to a remote hub over outgoing connections.
 
 It dials out and opens no port, so it works behind NAT. A small local hub runs the servers: it restarts them when they
-die and speaks their protocol era. A `Dialler` has one `Line` for all servers, or one for each if the remote hub cannot
-share a socket. Local servers are unaffected by a lost connection; only the hub's pending calls are cancelled.
+die and speaks their protocol era. A `Dialler` has one `HubConnection` for all servers, or one for each if the hub
+cannot share it. Local servers are unaffected by a lost connection; only the hub's pending calls are cancelled.
 `app.dial_sessions` has the MCP sessions on a connection. The command line calls this.
 """
 
@@ -22,9 +22,9 @@ import msgspec
 import structlog
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.dial_sessions import Channels, LocalOffer, Wire, serve_offer
+from isthmus.app.dial_sessions import BatchedSocket, Channels, LocalOffer, serve_offer
 from isthmus.app.hub import RunningHub
-from isthmus.app.served_session import OfferShare, ServedSession
+from isthmus.app.served_session import ServedSession, UnansweredBytes
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.relay import MUX_SUBPROTOCOL
@@ -166,16 +166,16 @@ class HubRefused(Exception):
         self.is_missing = is_missing
 
 
-class OnlyOne(Exception):
+class OneConnectionOnly(Exception):
     """The relay keeps only the newest connection of an agent, so all servers must share it."""
 
 
-class LineLost(msgspec.Struct, frozen=True):
+class HubConnectionLost(msgspec.Struct, frozen=True):
     """Why a connection ended or failed, with the hub's close code and reason."""
 
     reason: str
     code: int | None = None
-    words: str = ""
+    close_reason: str = ""
     seconds: float = 0.0
     """How long the connection lasted."""
 
@@ -188,7 +188,7 @@ class HubRefusal(msgspec.Struct, frozen=True):
     """In seconds since the epoch."""
 
 
-class LineStatus(msgspec.Struct, frozen=True):
+class ConnectionStatus(msgspec.Struct, frozen=True):
     """The state of a connection; times are in seconds since the epoch."""
 
     state: State
@@ -201,35 +201,35 @@ class LineStatus(msgspec.Struct, frozen=True):
     """The hub was reachable and refused it."""
 
 
-def verdict_on(lost: LineLost) -> str | None:
+def permanent_refusal(lost: HubConnectionLost) -> str | None:
     """Why a retry is useless, such as that the token is wrong; None if it is not."""
-    is_about_token = "token" in lost.words.lower() or "agentId" in lost.words
-    return lost.words if lost.code == REFUSED and is_about_token else None
+    is_about_token = "token" in lost.close_reason.lower() or "agentId" in lost.close_reason
+    return lost.close_reason if lost.code == REFUSED and is_about_token else None
 
 
-def is_refusal(lost: LineLost) -> bool:
+def is_refusal(lost: HubConnectionLost) -> bool:
     """Whether the hub refused the connection or had no room, rather than closed it for its traffic."""
     is_early = lost.seconds < HEALTHY_SECONDS
-    return lost.words == REPLACED or (is_early and lost.code in (REFUSED, TRY_LATER))
+    return lost.close_reason == REPLACED or (is_early and lost.code in (REFUSED, TRY_LATER))
 
 
-def in_words(lost: LineLost) -> str:
+def reason_for_people(lost: HubConnectionLost) -> str:
     """Why it was lost, for people; texts of the original relay are translated."""
-    return RIVAL if lost.words == REPLACED else lost.reason
+    return RIVAL if lost.close_reason == REPLACED else lost.reason
 
 
-class Pauses:
+class ReconnectPauses:
     """Computes the pause before the next attempt from how earlier ones ended."""
 
     def __init__(self) -> None:
         self._backoff = Backoff(PAUSE_SECONDS_MAX)
         self._replaced = 0
 
-    def after(self, lost: LineLost, chance: float) -> float:
+    def after(self, lost: HubConnectionLost, chance: float) -> float:
         """The next pause; `chance` is uniform in [0, 1)."""
         if lost.code == RESTARTING:
             return SOON_SECONDS * chance
-        if lost.words == REPLACED:
+        if lost.close_reason == REPLACED:
             self._replaced = 1 if lost.seconds > SETTLED_SECONDS else self._replaced + 1
             return min(REPLACED_SECONDS * 2.0 ** min(self._replaced - 1, 10), REPLACED_SECONDS_MAX)
         if lost.code == REFUSED and lost.seconds < HEALTHY_SECONDS:  # a later close had another cause
@@ -241,7 +241,7 @@ class Pauses:
         self._backoff.reset()
 
 
-class Line:
+class HubConnection:
     """One connection, until `run` is cancelled."""
 
     def __init__(
@@ -252,12 +252,12 @@ class Line:
         self.offers = tuple(offers)
         self._may_share = may_share
         self._on_single = on_single
-        self._pauses = Pauses()
+        self._pauses = ReconnectPauses()
         self._channels: Channels | None = None
-        self._talk: ServedSession | None = None
+        self._session: ServedSession | None = None
         """The session of a socket that belongs to one server."""
         self._reopening: dict[LocalOffer, tuple[asyncio.TimerHandle, HubRefusal]] = {}
-        self._pauses_of: dict[LocalOffer, Pauses] = {offer: Pauses() for offer in offers}
+        self._pauses_of: dict[LocalOffer, ReconnectPauses] = {offer: ReconnectPauses() for offer in offers}
         self._named_at: dict[LocalOffer, float] = {}
         self._was_connected = False
         self.connected_at = 0.0
@@ -267,7 +267,7 @@ class Line:
         self.socket: DialledSocket | None = None
         self._restarts: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the hub has closed a channel, if it shuts down: others stay open until their calls are answered."""
-        self.shown = LineStatus("starting", time.time())
+        self.shown = ConnectionStatus("starting", time.time())
 
     async def run(self) -> None:
         """Keep the connection up.
@@ -277,26 +277,26 @@ class Line:
             OnlyOne: a retry is useless while others of ours are connected.
         """
         while True:
-            lost = await self._once()
-            rival = self._dialler.rival_of(self) if lost.words == REPLACED else None
+            lost = await self._connect_and_serve()
+            rival = self._dialler.rival_for(self) if lost.close_reason == REPLACED else None
             if rival is not None and rival.is_trial:
-                raise OnlyOne
-            if (verdict := verdict_on(lost)) is not None:
+                raise OneConnectionOnly
+            if (verdict := permanent_refusal(lost)) is not None:
                 raise HubRefused(verdict)
             self.is_trial = rival is not None
             pause = TRIAL_SECONDS if self.is_trial else self._pauses.after(lost, random.random())  # noqa: S311 - spread
-            reason = in_words(lost)
-            self._show("pausing", reason=reason, again_at=time.time() + pause, is_refused=is_refusal(lost))
+            reason = reason_for_people(lost)
+            self._set_status("pausing", reason=reason, again_at=time.time() + pause, is_refused=is_refusal(lost))
             log.warning("hub not connected", hub=str(self._dialler.address), reason=reason, again_in=round(pause, 1))
             await asyncio.sleep(pause)
 
     # -- one connection ----------------------------------------------------------------------------------------------
 
-    async def _once(self) -> LineLost:
+    async def _connect_and_serve(self) -> HubConnectionLost:
         """Connect and serve until the connection is lost; return why it ended or failed."""
-        self._show("connecting", reason=self.shown.reason)
+        self._set_status("connecting", reason=self.shown.reason)
         limits = self._dialler.running.hub.limits
-        wire = Wire(limits.lag_bytes, limits.lag_bytes + 4 * limits.reply_bytes)
+        wire = BatchedSocket(limits.lag_bytes, limits.lag_bytes + 4 * limits.reply_bytes)
         subprotocols = (MUX_SUBPROTOCOL,) if self._may_share else ()
         endpoint = self._dialler.address.endpoint(self.offers[0].server_id, subprotocols, limits.reply_bytes)
         try:
@@ -304,74 +304,74 @@ class Line:
                 self._dialler.egress, endpoint, wire, is_configured=True, within=CONNECT_SECONDS
             )
         except (DialFailed, EgressRefused) as failed:
-            return LineLost(str(getattr(failed, "reason", failed)))
+            return HubConnectionLost(str(getattr(failed, "reason", failed)))
         except HandshakeFailed as failed:
             if failed.status in NOT_ALLOWED:
                 raise HubRefused(f"{failed}: the token is not good there") from failed
             if failed.status == NOT_FOUND and not self._was_connected:  # otherwise it may restart behind its proxy
                 raise HubRefused(f"{failed}: there is no relay at this address", is_missing=True) from failed
-            return LineLost(str(failed))
+            return HubConnectionLost(str(failed))
         self.connected_at = asyncio.get_running_loop().time()
         self._was_connected = True
         answered = self._answered()
-        lost = await self._use(self.socket, wire)
+        lost = await self._serve_on(self.socket, wire)
         if self._answered() > answered or lost.seconds > HEALTHY_SECONDS:
             self._pauses.reset()
         return lost
 
-    async def _use(self, socket: DialledSocket, wire: Wire) -> LineLost:
+    async def _serve_on(self, socket: DialledSocket, wire: BatchedSocket) -> HubConnectionLost:
         is_muxed = socket.chosen == MUX_SUBPROTOCOL
-        self._show("connected", is_muxed=is_muxed)
+        self._set_status("connected", is_muxed=is_muxed)
         log.info("connected", hub=str(self._dialler.address), shared=is_muxed)
         self._restarts = asyncio.get_running_loop().create_future()
         end = self._open_channels(socket, wire) if is_muxed else self._begin_single(socket, wire)
         try:
-            await asyncio.wait({wire.over, self._restarts}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({wire.ended, self._restarts}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             socket.kill()
             end("the hub is no longer connected")
             raise
         seconds = asyncio.get_running_loop().time() - self.connected_at
-        if not wire.over.done():
+        if not wire.ended.done():
             if self._channels is not None:
-                self._channels.retire()
-                self._part_from_channels()
+                self._channels.stop_reporting()
+                self._forget_channels()
             self._dialler.running.background.spawn("calls of a hub that restarts", self._finish(socket, wire, end))
             reason = self._restarts.result()
-            return LineLost(reason, RESTARTING, reason, seconds)
+            return HubConnectionLost(reason, RESTARTING, reason, seconds)
         end("the hub is no longer connected")
-        code, words = socket.goodbye or (None, "")
-        return LineLost(wire.over.result(), code, words, seconds)
+        code, close_reason = socket.goodbye or (None, "")
+        return HubConnectionLost(wire.ended.result(), code, close_reason, seconds)
 
-    async def _finish(self, socket: DialledSocket, wire: Wire, end: Callable[[str], None]) -> None:
+    async def _finish(self, socket: DialledSocket, wire: BatchedSocket, end: Callable[[str], None]) -> None:
         """Answer the calls on a socket whose hub shuts down; the next socket has the servers already."""
         try:
-            await wire.over
+            await wire.ended
         except asyncio.CancelledError:
             socket.kill()
             raise
         finally:
             end("the hub is no longer connected")
 
-    def _begin_single(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
+    def _begin_single(self, socket: DialledSocket, wire: BatchedSocket) -> Callable[[str], None]:
         """The hub needs one socket per server: this one now belongs to the first server."""
         self._may_share = False
         self._dialler.running.share_links()
         others, self.offers = self.offers[1:], self.offers[:1]
-        talk = self._talk = self._talk_on(self.offers[0], wire.send, wire)
-        wire.begin(socket, talk.receive)
+        session = self._session = self._open_session(self.offers[0], wire.send, wire)
+        wire.begin(socket, session.receive)
         if others:
             self._on_single()
-        return talk.end
+        return session.end
 
     def leave(self) -> None:
         """Shutting down: accept no new calls, and ask a hub that supports it to hold back its callers'."""
         if self._channels is not None:
             self._channels.leave()
-        elif self._talk is not None:
-            self._talk.leave()
+        elif self._session is not None:
+            self._session.leave()
 
-    def _talk_on(self, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire) -> ServedSession:
+    def _open_session(self, offer: LocalOffer, deliver: Callable[[bytes], None], wire: BatchedSocket) -> ServedSession:
         return serve_offer(self._dialler.running, self._dialler.share, offer, deliver, wire)
 
     def _answered(self) -> int:
@@ -380,18 +380,18 @@ class Line:
 
     # -- channels ----------------------------------------------------------------------------------------------------
 
-    def _open_channels(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
-        channels = self._channels = Channels(wire, lambda offer, say: self._talk_on(offer, say, wire), self)
+    def _open_channels(self, socket: DialledSocket, wire: BatchedSocket) -> Callable[[str], None]:
+        channels = self._channels = Channels(wire, lambda offer, say: self._open_session(offer, say, wire), self)
         wire.begin(socket, channels.receive)
         self.offer_ready()
         return partial(self._close_channels, channels)
 
     def _close_channels(self, channels: Channels, why: str) -> None:
         if channels is self._channels:
-            self._part_from_channels()
+            self._forget_channels()
         channels.end(why)
 
-    def _part_from_channels(self) -> None:
+    def _forget_channels(self) -> None:
         self._channels = None
         for timer, _ in self._reopening.values():
             timer.cancel()
@@ -405,32 +405,32 @@ class Line:
                 if self._dialler.is_ready(offer) and offer not in self._reopening:
                     self._channels.open(offer)
 
-    def named(self, offer: LocalOffer, server: str) -> None:
+    def server_named(self, offer: LocalOffer, server: str) -> None:
         """See `dial_sessions.SessionListener`."""
         self._pauses_of[offer].reset()
         self._named_at.setdefault(offer, asyncio.get_running_loop().time())
-        self._dialler.named(offer, server)
+        self._dialler.server_named(offer, server)
 
-    def waits(self, offer: LocalOffer, seconds: float) -> None:
+    def grace_announced(self, offer: LocalOffer, seconds: float) -> None:
         """See `dial_sessions.SessionListener`."""
-        self._dialler.waits(offer, seconds)
+        self._dialler.grace_announced(offer, seconds)
 
-    def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
-        """Offer the server again after a while."""
+    def channel_closed(self, offer: LocalOffer, code: int, reason: str) -> None:
+        """The hub closed the server's channel: offer the server again after a while."""
         loop = asyncio.get_running_loop()
         seconds = loop.time() - self._named_at.pop(offer, loop.time())
         if code == RESTARTING:
             if not self._restarts.done():
                 self._restarts.set_result(reason)
             return
-        lost = LineLost(reason or f"it closed the channel with code {code}", code, reason, seconds)
+        lost = HubConnectionLost(reason or f"it closed the channel with code {code}", code, reason, seconds)
         pause = self._pauses_of[offer].after(lost, random.random())  # noqa: S311 - spread, not secrecy
-        refusal = HubRefusal(in_words(lost), time.time() + pause)
+        refusal = HubRefusal(reason_for_people(lost), time.time() + pause)
         log.warning(
             "server refused by the hub", server=offer.server_id, reason=refusal.reason, again_in=round(pause, 1)
         )
         self._reopening[offer] = loop.call_later(pause, self._reopen, offer), refusal
-        self._dialler.named(offer, None)
+        self._dialler.server_named(offer, None)
 
     def refusal(self, offer: LocalOffer) -> HubRefusal | None:
         """Why the hub does not have a ready server; None if it has it, or the reason is unknown."""
@@ -446,9 +446,9 @@ class Line:
     def _reopen(self, offer: LocalOffer) -> None:
         del self._reopening[offer]
         self.offer_ready()
-        self._dialler.changed()
+        self._dialler.on_change()
 
-    def _show(
+    def _set_status(
         self,
         state: State,
         *,
@@ -457,8 +457,8 @@ class Line:
         is_muxed: bool = False,
         is_refused: bool = False,
     ) -> None:
-        self.shown = LineStatus(state, time.time(), reason, again_at, is_muxed, is_refused)
-        self._dialler.changed()
+        self.shown = ConnectionStatus(state, time.time(), reason, again_at, is_muxed, is_refused)
+        self._dialler.on_change()
 
 
 # -- all servers and connections --------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ POLL_SECONDS = 0.02
 RIVAL_SECONDS = 2.0
 """If a connection is replaced this soon after another of our own opened, ours may have replaced it."""
 
-TOGETHER = "isthmus"
+MERGED_ID = "isthmus"
 """The name of all servers together at a relay that accepts only one."""
 
 CALLER_CAPABILITIES = frozenset({"elicitation", "elicitation.form", "elicitation.url", "sampling"})
@@ -510,7 +510,7 @@ class DialStatus(msgspec.Struct, frozen=True):
     """A snapshot of all servers and connections."""
 
     hub: str
-    lines: tuple[LineStatus, ...]
+    lines: tuple[ConnectionStatus, ...]
     servers: tuple[LocalServerStatus, ...]
 
 
@@ -545,13 +545,13 @@ class Dialler:
         if audit_log is not None:
             audit_log.follow(self.running, None)
         self.address = plan.address
-        self.share = OfferShare()
+        self.share = UnansweredBytes()
         self.egress = Egress()
         self.on_change: Callable[[], None] = lambda: None
         """Called when the state has changed."""
         self._plan = plan
-        self._lines: list[Line] = []
-        self._keeping: list[asyncio.Task[None]] = []
+        self._lines: list[HubConnection] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._ready: dict[LocalOffer, asyncio.Event] = {offer: asyncio.Event() for offer in plan.offers}
         self._names: dict[LocalOffer, str] = {}
         self._loop = asyncio.get_running_loop()
@@ -562,36 +562,32 @@ class Dialler:
         for offer in plan.offers:
             self.running.hub.server_queues[offer.name].grace = GRACE_SECONDS
 
-    # -- what connections ask of it ------------------------------------------------------------------------------------
+    # -- for connections -----------------------------------------------------------------------------------------------
 
     def is_ready(self, offer: LocalOffer) -> bool:
         """Whether the server was ever ready: then its lists are known, and calls wait while it is down."""
         return self._ready[offer].is_set()
 
-    def rival_of(self, line: Line) -> Line | None:
+    def rival_for(self, line: HubConnection) -> HubConnection | None:
         """Another of our connections that opened a moment ago, after this one."""
         since = max(line.connected_at, self._loop.time() - RIVAL_SECONDS)
         newest = max(self._lines, key=lambda other: other.connected_at)
         return newest if newest is not line and newest.connected_at > since else None
 
-    def named(self, offer: LocalOffer, server: str | None) -> None:
+    def server_named(self, offer: LocalOffer, server: str | None) -> None:
         """The remote hub named a server, or removed it."""
         if server is None:
             self._names.pop(offer, None)
         elif self._names.get(offer) != server:
             self._names[offer] = server
             log.info("server offered", server=offer.server_id, hub_name=server)
-        self.changed()
+        self.on_change()
 
-    def waits(self, offer: LocalOffer, seconds: float) -> None:
+    def grace_announced(self, offer: LocalOffer, seconds: float) -> None:
         """Let calls wait for a restarting server at least as long as the remote hub does."""
         server_queue = self.running.hub.server_queues[offer.name]
         if server_queue.grace != (grace := max(GRACE_SECONDS, seconds)):
             server_queue.grace = grace
-
-    def changed(self) -> None:
-        """The state has changed."""
-        self.on_change()
 
     def status(self) -> DialStatus:
         """The current state."""
@@ -622,7 +618,7 @@ class Dialler:
                     self._first.set_result(offer)
         for line in self._lines:
             line.offer_ready()
-        self.changed()
+        self.on_change()
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -640,9 +636,9 @@ class Dialler:
                 log.info("waiting for a local server to become ready before connecting to the hub", servers=servers)
             if self._plan.is_compatible:
                 self.running.share_links()
-                self._one_each(self._plan.offers)
+                self._connect_each(self._plan.offers)
             else:
-                self._spawn("connection to the hub", self._share_one())
+                self._spawn("connection to the hub", self._connect_shared())
             await self._ended
         finally:
             await self._end()
@@ -652,47 +648,47 @@ class Dialler:
                 self._loop.remove_signal_handler(number)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        self._keeping.append(self.running.background.spawn(name, work, on_crash=self._finish))
+        self._tasks.append(self.running.background.spawn(name, work, on_crash=self._finish))
 
-    def _one_each(self, offers: Iterable[LocalOffer]) -> None:
+    def _connect_each(self, offers: Iterable[LocalOffer]) -> None:
         async def open_when_ready(offer: LocalOffer) -> None:
             await self._ready[offer].wait()
-            await self._keep([offer], may_share=False)
+            await self._run_connection([offer], may_share=False)
 
         for offer in offers:
             self._spawn(f"connection of {offer.name}", open_when_ready(offer))
 
-    async def _share_one(self) -> None:
+    async def _connect_shared(self) -> None:
         """Connect once the first server is ready; a hub that cannot share a socket gets that one."""
         first = await self._first
         others = [offer for offer in self._plan.offers if offer is not first]
-        await self._keep([first, *others], may_share=True)
+        await self._run_connection([first, *others], may_share=True)
 
-    async def _keep(self, offers: Sequence[LocalOffer], *, may_share: bool) -> None:
+    async def _run_connection(self, offers: Sequence[LocalOffer], *, may_share: bool) -> None:
         def open_others() -> None:
             log.info("this hub accepts one server per connection", hub=str(self.address), servers=len(offers))
-            self._one_each(offers[1:])
+            self._connect_each(offers[1:])
 
-        line = Line(self, offers, may_share=may_share, on_single=open_others)
+        line = HubConnection(self, offers, may_share=may_share, on_single=open_others)
         self._lines.append(line)
         try:
             await line.run()
         except HubRefused as refused:
             self._finish(refused)
-        except OnlyOne:
-            self._come_together()
+        except OneConnectionOnly:
+            self._merge_into_one()
 
-    def _come_together(self) -> None:
+    def _merge_into_one(self) -> None:
         """Offer all servers as one, because the relay accepts only one."""
         log.info("the relay accepts one connection per agent: all servers share it", hub=str(self.address))
-        keeping, self._keeping = self._keeping, []
+        keeping, self._tasks = self._tasks, []
         self._lines.clear()
         for task in keeping:
             if task is not asyncio.current_task():
                 task.cancel()
         first, *others = self._plan.offers
-        offer = LocalOffer(first.name, TOGETHER, tuple(other.name for other in others))
-        self._spawn("connection to the relay", self._keep([offer], may_share=False))
+        offer = LocalOffer(first.name, MERGED_ID, tuple(other.name for other in others))
+        self._spawn("connection to the relay", self._run_connection([offer], may_share=False))
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

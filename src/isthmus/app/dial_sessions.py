@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
-from isthmus.app.served_session import OfferShare, ServedServer, ServedSession
+from isthmus.app.served_session import ServedServer, ServedSession, UnansweredBytes
 from isthmus.frontends.mcp.duplex import CallOrigin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
@@ -60,56 +60,56 @@ class Socket(Protocol):
         """Close it at once."""
 
 
-class Wire:
-    """One socket, written once per loop iteration. It receives the socket's events; `over` resolves to the reason."""
+class BatchedSocket:
+    """One socket, written once per loop iteration. It receives the socket's events; `ended` resolves to the reason."""
 
-    def __init__(self, lag_bytes: int, most_bytes: int) -> None:
-        """Above `lag_bytes` unread bytes events are dropped; above `most_bytes` the connection is closed."""
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def __init__(self, lag_bytes: int, unsent_bytes_max: int) -> None:
+        """Above `lag_bytes` unread bytes events are dropped; above `unsent_bytes_max` the connection is closed."""
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._lag_bytes = lag_bytes
-        self._most_bytes = most_bytes
+        self._unsent_bytes_max = unsent_bytes_max
         self._socket: Socket | None = None
-        self._take: Callable[[bytes], None] | None = None
+        self._on_message: Callable[[bytes], None] | None = None
         self._early: list[bytes] = []
         """Messages that arrived before the subprotocol was known."""
         self._unsent: list[bytes] = []
-        self._cork = WriteBatch()
+        self._batch = WriteBatch()
 
-    def begin(self, socket: Socket, take: Callable[[bytes], None]) -> None:
-        """The socket is open: pass messages to `take`, including those already received."""
-        self._socket, self._take = socket, take
+    def begin(self, socket: Socket, on_message: Callable[[bytes], None]) -> None:
+        """The socket is open: pass messages to `on_message`, including those already received."""
+        self._socket, self._on_message = socket, on_message
         early, self._early = self._early, []
         for message in early:
-            take(message)
+            on_message(message)
         self.flush()
 
     def send(self, message: bytes) -> None:
         """Send a message; ignored after the end."""
-        if self.over.done():
+        if self.ended.done():
             return
         if not self._unsent:
-            self._cork.add(self)
+            self._batch.add(self)
         self._unsent.append(message)
 
-    def is_crowded(self) -> bool:
+    def is_backed_up(self) -> bool:
         """Whether the hub reads too slowly."""
         return self._socket is not None and self._socket.buffered_bytes() > self._lag_bytes
 
     def read(self, text: bytes | memoryview) -> None:
         """Receive a message from the hub."""
-        if self._take is None:
+        if self._on_message is None:
             self._early.append(bytes(text))
         else:
-            self._take(bytes(text))
+            self._on_message(bytes(text))
 
     def flush(self) -> None:
         """Write all queued messages."""
-        if self._socket is None or self.over.done():
+        if self._socket is None or self.ended.done():
             return
         unsent, self._unsent = self._unsent, []
         if unsent:
             self._socket.write(b"".join([self._socket.frame(message) for message in unsent]))
-            if self._socket.buffered_bytes() > self._most_bytes:
+            if self._socket.buffered_bytes() > self._unsent_bytes_max:
                 self.fail("it does not read its messages")
 
     def fail(self, reason: str) -> None:
@@ -120,12 +120,16 @@ class Wire:
 
     def connection_ended(self, reason: str) -> None:
         """The socket was closed."""
-        if not self.over.done():
-            self.over.set_result(reason)
+        if not self.ended.done():
+            self.ended.set_result(reason)
 
 
 def serve_offer(
-    running: RunningHub, share: OfferShare, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire
+    running: RunningHub,
+    share: UnansweredBytes,
+    offer: LocalOffer,
+    deliver: Callable[[bytes], None],
+    wire: BatchedSocket,
 ) -> ServedSession:
     """Start the session of one server on a connection."""
     caller = _caller(offer)
@@ -149,7 +153,7 @@ def serve_offer(
         frontend=FRONTEND,
         gone="The client that connects the server to the hub is shutting down",
     )
-    return ServedSession(running, share, served, deliver, wire.is_crowded)
+    return ServedSession(running, share, served, deliver, wire.is_backed_up)
 
 
 def _caller(offer: LocalOffer) -> Caller:
@@ -162,13 +166,13 @@ class Channels:
 
     def __init__(
         self,
-        wire: Wire,
-        talk_on: Callable[[LocalOffer, Callable[[bytes], None]], ServedSession],
+        wire: BatchedSocket,
+        open_session: Callable[[LocalOffer, Callable[[bytes], None]], ServedSession],
         listener: SessionListener,
     ) -> None:
-        """`talk_on` starts a server's session; `listener` is notified of channel events."""
+        """`open_session` starts a server's session; `listener` is notified of channel events."""
         self._wire = wire
-        self._talk_on = talk_on
+        self._open_session = open_session
         self._listener = listener
         self._open: dict[int, tuple[LocalOffer, ServedSession]] = {}
         self._last = 0
@@ -179,8 +183,8 @@ class Channels:
             return
         self._last += 1  # channel numbers are never reused: messages for a closed one may still arrive
         number = self._last
-        talk = self._talk_on(offer, lambda message: self._wire.send(mux.write_message(number, message)))
-        self._open[number] = (offer, talk)
+        session = self._open_session(offer, lambda message: self._wire.send(mux.write_message(number, message)))
+        self._open[number] = (offer, session)
         self._wire.send(mux.write_open(mux.OpenChannel(number, offer.server_id, offer.name)))
 
     def receive(self, text: bytes) -> None:
@@ -195,7 +199,7 @@ class Channels:
             case mux.ChannelClosed(channel=number):
                 if (found := self._open.pop(number, None)) is not None:
                     found[1].end("the hub closed its channel")
-                    self._listener.closed(found[0], frame.code, frame.reason)
+                    self._listener.channel_closed(found[0], frame.code, frame.reason)
             case mux.BadFrame(reason=reason):
                 self._wire.fail(f"it violates {MUX_SUBPROTOCOL}: {reason}")
             case mux.OpenChannel() | mux.ChannelLeaving() | mux.IgnoredControl():
@@ -205,55 +209,55 @@ class Channels:
         found = self._open.get(word.channel)
         if found is None:
             return
-        offer, talk = found
+        offer, session = found
         if word.limit is not None:
-            talk.limit_bytes = word.limit
+            session.limit_bytes = word.limit
         if word.grace is not None:
-            self._listener.waits(offer, word.grace)
+            self._listener.grace_announced(offer, word.grace)
         if word.server is not None:
-            self._listener.named(offer, word.server)
+            self._listener.server_named(offer, word.server)
 
     def leave(self) -> None:
         """Ask the hub to stop sending requests; received ones are still answered."""
-        for number, (_, talk) in self._open.items():
-            talk.leave()
+        for number, (_, session) in self._open.items():
+            session.leave()
             self._wire.send(mux.write_leaving(mux.ChannelLeaving(number)))
 
-    def retire(self) -> None:
-        """The hub shuts down: only answer its open calls. What becomes of its channels matters to nobody."""
-        self._listener = _NOBODY
+    def stop_reporting(self) -> None:
+        """The hub shuts down: answer its open calls, and report no more channel events."""
+        self._listener = _IGNORED
 
     def end(self, why: str) -> None:
         """End every session: the connection is gone."""
         channels, self._open = self._open, {}
-        for _, talk in channels.values():
-            talk.end(why)
+        for _, session in channels.values():
+            session.end(why)
 
 
 class SessionListener(Protocol):
     """Receives channel events."""
 
-    def named(self, offer: LocalOffer, server: str) -> None:
+    def server_named(self, offer: LocalOffer, server: str) -> None:
         """The name of a server in the hub."""
 
-    def waits(self, offer: LocalOffer, seconds: float) -> None:
+    def grace_announced(self, offer: LocalOffer, seconds: float) -> None:
         """How long calls wait in the hub while their server is away."""
 
-    def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
+    def channel_closed(self, offer: LocalOffer, code: int, reason: str) -> None:
         """The hub closed a channel."""
 
 
-class _Nobody:
+class _IgnoringListener:
     """Ignores channel events."""
 
-    def named(self, offer: LocalOffer, server: str) -> None:
+    def server_named(self, offer: LocalOffer, server: str) -> None:
         """See `SessionListener`."""
 
-    def waits(self, offer: LocalOffer, seconds: float) -> None:
+    def grace_announced(self, offer: LocalOffer, seconds: float) -> None:
         """See `SessionListener`."""
 
-    def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
+    def channel_closed(self, offer: LocalOffer, code: int, reason: str) -> None:
         """See `SessionListener`."""
 
 
-_NOBODY = _Nobody()
+_IGNORED = _IgnoringListener()

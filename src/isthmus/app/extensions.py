@@ -1,6 +1,6 @@
-"""Applies extensions of other packages to a serving hub: verifiers of callers, policies and storage.
+"""Connects extensions from other packages to a serving hub: verifiers of callers, policies and storage.
 
-`config.extensions` finds and loads them. Each is contained: an exception is logged and counts as a refusal. `serve`
+`config.extensions` finds and loads them. An exception of an extension is logged and counts as a refusal. `serve`
 calls this.
 """
 
@@ -24,10 +24,23 @@ from isthmus.model.names import FeatureName, ServerName
 
 log = structlog.get_logger(__name__)
 
-JOURNAL = ("write", "read", "page", "all_in", "newest", "named", "prune", "weigh", "trim", "commit", "latest", "aclose")
+JOURNAL_METHODS = (
+    "write",
+    "read",
+    "page",
+    "all_in",
+    "newest",
+    "named",
+    "prune",
+    "weigh",
+    "trim",
+    "commit",
+    "latest",
+    "aclose",
+)
 """The methods that a journal needs."""
 
-SOUND_MAX = 4096
+CHECKED_CALLERS_MAX = 4096
 """How many checked callers of extensions are cached."""
 
 
@@ -42,31 +55,31 @@ class PolicyExtension(Protocol):
         """
 
 
-class Contained:
+class ContainedVerifier:
     """An extension's verifier. Exceptions and invalid return values count as an unknown caller."""
 
     def __init__(self, name: str, verifier: Verifier) -> None:
         self._name = name
         self._verifier = verifier
-        self._complained: set[str] = set()
-        self._sound: set[Caller] = set()
+        self._logged: set[str] = set()
+        self._checked_callers: set[Caller] = set()
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
         """See `identity.verifier.Verifier`."""
         try:
             found = self._verifier.caller_of(credential)
         except Exception as error:  # noqa: BLE001 - a defect of an extension must not let anybody in
-            self._complain(type(error).__name__)
+            self._log_once(type(error).__name__)
             return None
         if isinstance(found, Caller):
             try:
-                is_sound = found in self._sound or self._is_sound(found)
+                is_usable = found in self._checked_callers or self._is_usable(found)
             except TypeError:  # not hashable: it has a list instead of a tuple
-                is_sound = self._is_sound(found)
-            return found if is_sound else None
+                is_usable = self._is_usable(found)
+            return found if is_usable else None
         return found if isinstance(found, Unprovable) and isinstance(found.reason, str) else None
 
-    def _is_sound(self, caller: Caller) -> bool:
+    def _is_usable(self, caller: Caller) -> bool:
         """Whether this is a well-formed caller; cached, because each of its calls checks it."""
         try:
             # A string instead of a tuple of patterns would be read letter by letter, and one letter may be a star.
@@ -78,11 +91,11 @@ class Contained:
         except Exception:  # noqa: BLE001 - the extension returned something that is not grants
             is_typed = is_named = False
         if not is_typed or not is_named or caller.is_anyone or caller.frontend is not None:
-            self._complain("a caller that cannot be used")
+            self._log_once("a caller that cannot be used")
             return False
-        if len(self._sound) >= SOUND_MAX:
-            self._sound.clear()
-        self._sound.add(caller)
+        if len(self._checked_callers) >= CHECKED_CALLERS_MAX:
+            self._checked_callers.clear()
+        self._checked_callers.add(caller)
         return True
 
     def knows(self, caller: Caller) -> bool:
@@ -90,12 +103,12 @@ class Contained:
         try:
             return self._verifier.knows(caller) is True
         except Exception as error:  # noqa: BLE001 - as above
-            self._complain(type(error).__name__)
+            self._log_once(type(error).__name__)
             return False
 
-    def _complain(self, what: str) -> None:
-        if what not in self._complained:  # once: invalid requests must not fill the log
-            self._complained.add(what)
+    def _log_once(self, what: str) -> None:
+        if what not in self._logged:  # once: invalid requests must not fill the log
+            self._logged.add(what)
             # Without the error's text and traceback: both may contain a credential.
             log.error("an extension of isthmus.identity failed", extension=self._name, with_=what)
 
@@ -106,27 +119,30 @@ def verifiers_of(configuration: Configuration) -> list[Verifier]:
     Raises:
         ConfigError: an extension cannot be used.
     """
-    found = configuration.extensions.in_group("identity")
-    return [Contained(each.name, cast("Verifier", each.make("caller_of", "knows"))) for each in found]
+    extensions = configuration.extensions.in_group("identity")
+    return [
+        ContainedVerifier(extension.name, cast("Verifier", extension.make("caller_of", "knows")))
+        for extension in extensions
+    ]
 
 
-def narrowing_of(configuration: Configuration) -> CustomPolicy | None:
+def extension_policy(configuration: Configuration) -> CustomPolicy | None:
     """The policies of all extensions combined; None without any.
 
     Raises:
         ConfigError: an extension cannot be used.
     """
-    found = configuration.extensions.in_group("policy")
-    policies = [(each.name, cast("PolicyExtension", each.make("allows"))) for each in found]
-    return _Narrowing(policies) if policies else None
+    extensions = configuration.extensions.in_group("policy")
+    policies = [(extension.name, cast("PolicyExtension", extension.make("allows"))) for extension in extensions]
+    return _ExtensionPolicies(policies) if policies else None
 
 
-class _Narrowing:
-    """All policies must allow it; an exception counts as a refusal."""
+class _ExtensionPolicies:
+    """Allows a tool if all policies do; an exception counts as a refusal."""
 
     def __init__(self, policies: Sequence[tuple[str, PolicyExtension]]) -> None:
         self._policies = policies
-        self._complained: set[str] = set()
+        self._logged: set[str] = set()
 
     def __call__(self, caller_id: CallerId | None, server: ServerName, tool: FeatureName) -> bool:
         tenant, caller = ("", "") if caller_id is None else (caller_id.tenant, caller_id.name)
@@ -135,14 +151,14 @@ class _Narrowing:
                 if policy.allows(tenant, caller, server, tool) is not True:
                     return False
             except Exception:
-                if name not in self._complained:
-                    self._complained.add(name)
+                if name not in self._logged:
+                    self._logged.add(name)
                     log.exception("an extension of isthmus.policy failed; the tool is refused", extension=name)
                 return False
         return True
 
 
-async def opened_by_extension(configuration: Configuration) -> ClosableJournal:
+async def open_extension_journal(configuration: Configuration) -> ClosableJournal:
     """Open an extension's journal at the address of `[storage]`.
 
     Raises:
@@ -158,7 +174,7 @@ async def opened_by_extension(configuration: Configuration) -> ClosableJournal:
         # Without the error's text, which may contain the address with a password.
         said = f"cannot be used: isthmus.storage {extension.name} failed with {type(error).__name__}"
         raise ConfigError(place.finding(said, code=BAD_EXTENSION)) from error
-    if lacking := [name for name in JOURNAL if not callable(getattr(journal, name, None))]:
+    if lacking := [name for name in JOURNAL_METHODS if not callable(getattr(journal, name, None))]:
         said = f"cannot be used: the journal of isthmus.storage {extension.name} lacks {', '.join(lacking)}"
         raise ConfigError(place.finding(said, code=BAD_EXTENSION))
     return journal

@@ -15,7 +15,8 @@ import structlog
 
 from isthmus.app.cassette import open_recorder
 from isthmus.app.code import open_scripts
-from isthmus.app.extensions import narrowing_of
+from isthmus.app.configuration_findings import findings_from_lists, for_operators, rule_findings
+from isthmus.app.extensions import extension_policy
 from isthmus.app.links import ME, Links, Placing
 from isthmus.app.parser_process import LongReader
 from isthmus.app.reload_diff import ConfigDiff, compare
@@ -23,13 +24,12 @@ from isthmus.app.rest_server_edits import NotSaved, ServerEdits
 from isthmus.app.server_diagnosis import EntryPlaces, entry_of, fix_of
 from isthmus.app.shared_state import sealer_of, vault_of
 from isthmus.app.validation import ValidationWorker
-from isthmus.config.finding_codes import IDLE_PATTERN, IDLE_SET_ENTRY, LACKING_ARGUMENT, LEFT_OUT_OF_SET
-from isthmus.config.findings import Finding, Place
+from isthmus.config.findings import Place
 from isthmus.config.settings import Configuration
 from isthmus.core.admin_ports import ConfigurationFinding, DefinitionReview, ServerFix, ServerPreview, SwitchedServer
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.approvals import CallApprovals, lacking_arguments
+from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import CallBudgets
 from isthmus.core.calls.fleet_calls import Fleets
 from isthmus.core.calls.hub import Hub
@@ -74,7 +74,7 @@ START_SECONDS = PythonLink.start_seconds
 """How long one import may take before the others continue without it."""
 
 
-def marked_modules(configuration: Configuration) -> Mapping[Place, PythonSettings]:
+def tool_modules(configuration: Configuration) -> Mapping[Place, PythonSettings]:
     """The modules of `[hub] tools` by their place in the file; the file's folder is searched first."""
     folder = None if configuration.file is None else str(configuration.file.parent)
     place = Place(configuration.file, "hub.tools")
@@ -107,9 +107,9 @@ LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=Tru
 """The caller of a hub without configured callers: the local user."""
 
 PARENT = Caller("local", "local", Grants(("*",)))
-"""The same for the one program that talks to the hub over standard streams."""
+"""The caller of a hub on standard streams: the program that started it."""
 
-NAMED = ServerName("#")
+TARGETS_LABEL = ServerName("#")
 """The name under which all targets are counted; no configured server can have it."""
 
 
@@ -145,8 +145,8 @@ class RunningHub:
     on_restarted: Callable[[ServerName], None] = staticmethod(lambda _: None)
     """Called when an operator has restarted a server at this node."""
 
-    _warned_of: frozenset[str] = frozenset()
-    _looking_at_rules: asyncio.TimerHandle | None = None
+    _logged_findings: frozenset[str] = frozenset()
+    _rules_timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class RunningHub:
         self.background = BackgroundTasks()
         self.counters = CallMetrics() if telemetry is None else telemetry.calls
         self._traced = self.counters if telemetry is None else telemetry.wrap(self.counters, self._carrier_of)
-        self.recent_calls = RecentCalls(self._traced, self.note, self._beginning_of)
+        self.recent_calls = RecentCalls(self._traced, self.note, self._redacted_beginning)
         self.latest_calls = self.recent_calls.latest
         self.follow_calls = self.recent_calls.follow
         self.call_details = self.recent_calls.details
@@ -193,7 +193,7 @@ class RunningHub:
         self.hub.add_virtual_tools("search", *self.tool_search.tools())
         self.reader = LongReader(self.background, environment)
         use_reader(self.reader)
-        self.know_tenants()
+        self.configure_tenants()
         self.pins = pins
         if pins is not None:
             pins.attach(self.hub, self.background)
@@ -219,7 +219,7 @@ class RunningHub:
         self.scripts = open_scripts(
             self.hub, tasks, hub_tasks, background, configuration.code, self.journal, sealer, environment
         )
-        modules = marked_modules(configuration)
+        modules = tool_modules(configuration)
         own = builtin_tools(self.journal, time.time)
         self.functions = HubFunctions(self.hub, self.background, own, is_settled=not modules)
         if modules:
@@ -232,8 +232,8 @@ class RunningHub:
         for server in configuration.servers:
             self.supervisor.add(server)
 
-    def place_by(self, placing: Placing) -> None:
-        """Let this decide where programs run in a cluster. To be called at once, before any server has been started."""
+    def set_placing(self, placing: Placing) -> None:
+        """Let the cluster decide where programs run; called before any server has been started."""
         self._links.placing = placing
         self.supervisor.grace_of = lambda server: placing.grace if server.owners else 0.0
         for reconnector in self.supervisor.reconnectors.values():
@@ -244,12 +244,12 @@ class RunningHub:
         hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
         if self.cassette is not None:
             hub.new_inflight = self.cassette.new_inflight
-        hub.custom_policy = narrowing_of(configuration)
+        hub.custom_policy = extension_policy(configuration)
         Fleets(hub).change(configuration.fleets)
         hub.change_sets(configuration.sets)
         hub.change_exposure(configuration.hub.expose)
         hub.validation = ValidationWorker(self.background, environment)
-        hub.watch(self._look_at_rules)
+        hub.watch(self._check_rules_soon)
         return hub
 
     def _make_hub_tasks(self) -> HubTasks:
@@ -290,7 +290,7 @@ class RunningHub:
         return switched
 
     async def switch_here(self, server: ServerName, *, is_on: bool, **by: str) -> SwitchedServer | None:
-        """The same without telling other nodes; `by` is for the audit log."""
+        """Enable or disable a server at this node only; `by` goes into the audit log."""
         present = next((each for each in self.configuration.servers if each.name == server), None)
         if present is None:
             return None
@@ -299,7 +299,7 @@ class RunningHub:
             is_saved, note = True, f"Saved in {file}."
         except NotSaved as why:
             is_saved, note = False, f"Until the configuration is read again or the hub restarts, because {why}."
-        # The file is watched, too: a reload may have done it by now, and finds nothing to do otherwise.
+        # The file is watched, too: a reload may have applied the change already; if not, it will find nothing to do.
         before = self.configuration.servers
         servers = tuple(replace(each, disabled=not is_on) if each.name == server else each for each in before)
         if servers != before:
@@ -324,13 +324,8 @@ class RunningHub:
 
     def findings(self) -> Sequence[ConfigurationFinding]:
         """See `core.admin_ports.HubAdmin`."""
-        from_lists = (*self._set_findings(), *self._rule_findings(), *self._idle_patterns())
-        return [
-            ConfigurationFinding(
-                each.code.number, None if each.file is None else each.file.name, each.path, each.problem, each.fix
-            )
-            for each in (*self.configuration.warnings, *from_lists)
-        ]
+        from_lists = findings_from_lists(self.configuration, self.hub.snapshot)
+        return [for_operators(finding) for finding in (*self.configuration.warnings, *from_lists)]
 
     def server_fix(self, server: ServerName) -> ServerFix | None:
         """See `core.admin_ports.HubAdmin`."""
@@ -348,81 +343,44 @@ class RunningHub:
         """See `core.admin_ports.HubAdmin`."""
         return self._entry_places.version()
 
-    def _set_findings(self) -> Iterable[Finding]:
-        """Return what only the servers' own lists tell about the sets of the file."""
-        configuration = self.configuration
-        known = {each.path for each in configuration.warnings}
-        for name in configuration.sets:
-            for note in self.hub.snapshot.set_notes(name):
-                place = Place(configuration.file, "sets").at(name, *note.path)
-                code = LEFT_OUT_OF_SET if note.text.startswith("is left out") else IDLE_SET_ENTRY
-                if place.path not in known:
-                    yield place.finding(note.text, code=code)
+    def _check_rules_soon(self) -> None:
+        """Compare the rules for approvals with the servers' lists soon."""
+        if self.configuration.approvals and self._rules_timer is None:
+            self._rules_timer = asyncio.get_running_loop().call_later(RULES_SECONDS, self._log_rule_findings)
 
-    def _idle_patterns(self) -> Iterable[Finding]:
-        """Return findings about patterns that name a tool which its server does not list."""
-        root = Place(self.configuration.file)
-        patterns: list[tuple[Place, tuple[str, ...]]] = []
-        for budget in self.configuration.budgets:
-            patterns.append((root.at("budgets", budget.name, "tools"), budget.tools))
-            patterns.append((root.at("budgets", budget.name, "costs"), tuple(pattern for pattern, _ in budget.costs)))
-        for caller in {caller.name: caller for _, caller in self.configuration.callers}.values():
-            patterns.append((root.at("callers", caller.name, "allow"), caller.grants.allow))
-            patterns.append((root.at("callers", caller.name, "deny"), caller.grants.deny))
-        for place, listed in patterns:
-            yield from self._matching_nothing(place, listed)
-
-    def _matching_nothing(self, place: Place, patterns: Iterable[str]) -> Iterable[Finding]:
-        for pattern in patterns:
-            if self.hub.snapshot.names_nothing(pattern):
-                yield place.finding(f"has {pattern}, which matches nothing", code=IDLE_PATTERN)
-
-    def _rule_findings(self) -> Iterable[Finding]:
-        """Return what only the servers' own lists tell about the rules for approvals."""
-        for rule in self.configuration.approvals:
-            place = Place(self.configuration.file, "approvals").at(rule.name)
-            yield from self._matching_nothing(place.at("tools"), rule.tools)
-            for test, tools, effect in lacking_arguments(rule, self.hub.snapshot):
-                text = f"names an argument that {tools} does not have: {effect}"
-                yield place.at("arguments", ".".join(test.path)).finding(text, code=LACKING_ARGUMENT)
-
-    def _look_at_rules(self) -> None:
-        """Look soon at what the lists tell about the rules for approvals."""
-        if self.configuration.approvals and self._looking_at_rules is None:
-            self._looking_at_rules = asyncio.get_running_loop().call_later(RULES_SECONDS, self._warn_of_rules)
-
-    def _warn_of_rules(self) -> None:
-        """Log what is newly wrong with the rules for approvals: calls may run that they should hold."""
-        self._looking_at_rules = None
-        found = [str(finding) for finding in self._rule_findings()]
-        for finding in found:
-            if finding not in self._warned_of:
+    def _log_rule_findings(self) -> None:
+        """Log new findings about the rules for approvals: calls may run that a rule should hold."""
+        self._rules_timer = None
+        findings = [str(finding) for finding in rule_findings(self.configuration, self.hub.snapshot)]
+        for finding in findings:
+            if finding not in self._logged_findings:
                 log.warning("configuration", finding=finding)
-        self._warned_of = frozenset(found)
+        self._logged_findings = frozenset(findings)
 
     def _change_rules(self) -> None:
-        """Hold, count and cut as the configuration says. Calls do not pass what has no rules at all."""
+        """Apply the rules for approvals, budgets and large results. Calls skip a stage that has no rules."""
         rules, budgets = self.configuration.approvals, self.configuration.budgets
-        self.hub.approvals = self.targets.annex.approvals = self.approvals if rules else None
+        self.hub.approvals = self.targets.target_hub.approvals = self.approvals if rules else None
         self.approvals.change(rules)
-        self._look_at_rules()
-        self.hub.budgets = self.targets.annex.budgets = self.budgets if budgets else None
+        self._check_rules_soon()
+        self.hub.budgets = self.targets.target_hub.budgets = self.budgets if budgets else None
         self.budgets.change(budgets)
         self._change_cuts()
 
     def _change_cuts(self) -> None:
         configuration, limits = self.configuration, self.configuration.hub.limits
-        sets = {name: each.max_result_bytes for name, each in configuration.sets.items()}
-        servers = {each.name: each.max_result_bytes for each in configuration.servers}
-        found = ResultLimits(
+        sets = {name: settings.max_result_bytes for name, settings in configuration.sets.items()}
+        servers = {server.name: server.max_result_bytes for server in configuration.servers}
+        result_limits = ResultLimits(
             configuration.hub.max_result_bytes,
             {name: most for name, most in sets.items() if most is not None},
             {name: most for name, most in servers.items() if most is not None},
         )
-        own = (caller.max_result_bytes for _, caller in configuration.callers)
-        is_cutting = bool(found.hub or any(found.sets.values()) or any(found.servers.values()) or any(own))
-        self.cuts.change(found, limits)
-        for hub in (self.hub, self.targets.annex):
+        of_callers = (caller.max_result_bytes for _, caller in configuration.callers)
+        of_names = (*result_limits.sets.values(), *result_limits.servers.values())
+        is_cutting = bool(result_limits.hub or any(of_names) or any(of_callers))
+        self.cuts.change(result_limits, limits)
+        for hub in (self.hub, self.targets.target_hub):
             hub.change_cuts(self.cuts, is_cutting=is_cutting)
 
     def required_servers(self) -> frozenset[ServerName]:
@@ -435,12 +393,12 @@ class RunningHub:
         if self.audit is not None:
             self.audit.note(event, **about)
 
-    def _beginning_of(self, inflight: InFlight, payload: msgspec.Raw, length: int) -> str:
-        """The beginning of a call's arguments or result, without what the hub sends to its server as a secret."""
+    def _redacted_beginning(self, inflight: InFlight, payload: msgspec.Raw, length: int) -> str:
+        """The beginning of a call's arguments or result, without the secrets that the hub sends to its server."""
         return redact_beginning(payload, self._redact_for(inflight), length)
 
     def _redact_for(self, inflight: InFlight) -> Callable[[str], str]:
-        """Removes what the hub sends to the server of a call as a secret; `str` if there is nothing to remove."""
+        """A function that removes the secrets that the hub sends to a call's server; `str` if there are none."""
         call, server = inflight.call, None if inflight.route is None else inflight.route.feature.server
         secrets = {*call.headers.values(), *self._secrets_of(server)}
         secrets |= {json.dumps(secret)[1:-1] for secret in secrets}  # a text in a result is often JSON itself
@@ -469,17 +427,17 @@ class RunningHub:
 
     def _targets(self, environment: Mapping[str, str]) -> NamedServers:
         """Servers that callers name by address live in a second hub that no frontend lists."""
-        annex = Hub(self.hub.limits, self._recorder(GroupedCounters(self._traced, NAMED)))
-        annex.id = self.hub.id  # a target that is this hub itself is refused
-        annex.tenants = self.hub.tenants
-        annex.validation = self.hub.validation
-        self._annex_links = Links(self.hub.limits, environment, self.background, annex.tasks, self._links.egress)
-        keeping = Supervisor(annex, self.background, self._annex_links.connect)
+        target_hub = Hub(self.hub.limits, self._recorder(GroupedCounters(self._traced, TARGETS_LABEL)))
+        target_hub.id = self.hub.id  # a target that is this hub itself is refused
+        target_hub.tenants = self.hub.tenants
+        target_hub.validation = self.hub.validation
+        self._target_links = Links(self.hub.limits, environment, self.background, target_hub.tasks, self._links.egress)
+        keeping = Supervisor(target_hub, self.background, self._target_links.connect)
         settings = self.configuration.targets
         configured = lambda: self.configuration.servers  # noqa: E731
-        return NamedServers(self.hub, annex, keeping, self.background, self._links.egress, settings, configured)
+        return NamedServers(self.hub, target_hub, keeping, self.background, self._links.egress, settings, configured)
 
-    def know_tenants(self, callers: Iterable[Caller] = ()) -> None:
+    def configure_tenants(self, callers: Iterable[Caller] = ()) -> None:
         """Count calls per tenant from now on, if there are several tenants."""
         configuration = self.configuration
         names = {caller.tenant for caller in (*callers, *(caller for _, caller in configuration.callers))}
@@ -489,14 +447,14 @@ class RunningHub:
         self.hub.tenants.configure(configuration.tenants, names)
 
     def name_node(self, prefix: str) -> None:
-        """Begin ids that refer to the memory of this process with the tag of its node."""
+        """Begin ids that refer to this process's memory with the tag of its node."""
         self._client_input.prefix = prefix
         self.cuts.kept.prefix = self.budgets.prefix = prefix
         name_node(prefix)
 
-    def sign_with(self, secret: bytes) -> None:
+    def set_signing_key(self, secret: bytes) -> None:
         """Sign with this key what callers may bring to another node."""
-        self._links.task_ids.key = self._annex_links.task_ids.key = secret
+        self._links.task_ids.key = self._target_links.task_ids.key = secret
 
     def mcp_methods(self, me: Implementation = ME, *, has_hub_tasks: bool = True) -> McpMethods:
         """The MCP methods of this hub; without hub tasks only those of servers exist."""
@@ -524,10 +482,10 @@ class RunningHub:
         difference = compare(self.configuration, configuration)
         self.configuration = configuration
         self.tasks.storage_quota.keep_bytes = configuration.a2a.keep_bytes
-        self.know_tenants()
+        self.configure_tenants()
         limits = configuration.hub.limits
         self.hub.limits = self._links.limits = self._client_input.limits = limits
-        self.targets.annex.limits = self._annex_links.limits = limits
+        self.targets.target_hub.limits = self._target_links.limits = limits
         self.logins.vault.change(configuration.credentials)
         for name in difference.removed:
             self.supervisor.remove(name)
@@ -557,7 +515,7 @@ class RunningHub:
         """Refuse every new call because the hub is shutting down. Durable scripts are left to the next hub."""
         self.scripts.leave_durable()
         self.hub.refuse_new_calls()
-        self.targets.annex.refuse_new_calls()
+        self.targets.target_hub.refuse_new_calls()
 
     def cancel_all(self, why: str) -> None:
         """Cancel every running call."""
@@ -573,7 +531,7 @@ class RunningHub:
             for name, status in self.hub.snapshot.server_statuses.items()
             if hides is None or not hides(status)
         }
-        redactions = {each.name: each.redact for each in self.configuration.servers if each.secrets}
+        redactions = {server.name: server.redact for server in self.configuration.servers if server.secrets}
         self.scripts.close()
         try:
             await self.targets.aclose()
@@ -587,7 +545,7 @@ class RunningHub:
             self.cuts.kept.close()
             await self.budgets.aclose()
             await self.background.aclose()
-            if self._looking_at_rules is not None:
-                self._looking_at_rules.cancel()
+            if self._rules_timer is not None:
+                self._rules_timer.cancel()
             if self.cassette is not None:
                 await self.cassette.aclose(statuses, lambda server: redactions.get(server, str))

@@ -1,6 +1,6 @@
 """The list of API keys: a file in the state folder, or a document in a cluster's database (`KeyDocument`).
 
-A running hub reads it (`Minted`) and uses the last list for a short while if it becomes unreadable; `isthmus token`
+A running hub reads it (`LiveKeys`) and uses the last list for a short while if it becomes unreadable; `isthmus token`
 changes it.
 
 Several processes may use it at once: writers hold a lock, and readers see the old or the new list, never half of one.
@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from isthmus.app.state_folder import NoStateFolder, make_folder
-from isthmus.config.files import read_regular_file
+from isthmus.config.files import FileVersion, read_regular_file, version_of
 from isthmus.config.finding_codes import KEY_STORE
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.core.journal import SharedState, StateDocument
@@ -42,9 +42,6 @@ FILE_BYTES = 16 * 1024 * 1024
 
 TRUST_SECONDS = 30.0
 """How long the last list is used when it cannot be read: keys revoked meanwhile would stay valid."""
-
-Look: TypeAlias = tuple[int, ...]
-"""Identifies a version of a file without reading it."""
 
 
 class KeyFile:
@@ -71,14 +68,14 @@ class KeyFile:
         """Whether the hub was opened again after the last key was revoked."""
         return (self.folder / OPEN).exists()
 
-    def revision(self) -> Look:
+    def revision(self) -> FileVersion:
         """A value that changes whenever the list does.
 
         Raises:
             OSError: the file cannot be checked; FileNotFoundError: it is gone.
         """
-        seen = os.stat(self.path)
-        return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode, self.is_open()
+        status = os.stat(self.path)
+        return (*version_of(status), status.st_mode, self.is_open())
 
     def read(self) -> Keys:
         """Read the list.
@@ -89,10 +86,10 @@ class KeyFile:
         """
         owners = (0, os.geteuid(), os.stat(self._state).st_uid)
         for place in (self.folder, self.path):
-            seen = os.stat(place)
-            if seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            status = os.stat(place)
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise StoreDamaged(f"other users can write to {place}: run chmod go-w on it, and look at its keys")
-            if seen.st_uid not in owners:
+            if status.st_uid not in owners:
                 raise StoreDamaged(f"{place} belongs to another user: run chown on it, and look at its keys")
         try:
             return read_keys(read_regular_file(self.path, FILE_BYTES))
@@ -198,7 +195,7 @@ class KeyDocument:
         """See `KeyFile`."""
         return OPEN in self._state.all(KEYS)
 
-    def revision(self) -> Look:
+    def revision(self) -> FileVersion:
         """See `KeyFile`. Raises `OSError` if the database was not read for a while."""
         if not self._state.is_current:
             raise OSError(errno.EIO, "the database cannot be read")
@@ -234,64 +231,64 @@ class KeyDocument:
 KeyStore: TypeAlias = KeyFile | KeyDocument
 
 
-class Minted:
-    """The list of keys in the state folder, as a hub that runs knows it."""
+class LiveKeys:
+    """The list of keys as a running hub has read it last."""
 
     def __init__(self, file: KeyStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the list.
 
         Raises:
-            ConfigError: there is one, and it cannot be used.
+            ConfigError: the list exists and cannot be used.
         """
         self._file = file
         self._clock = clock
         self.keys: Keys = ()
-        self.is_wanted = False
+        self.are_required = False
         """Whether keys are required: a list exists, and the hub was not opened again."""
-        self._seen: Look | None = None
-        self._good_at = clock()
-        self._complaint = ""
+        self._version: FileVersion | None = None
+        self._last_read_at = clock()
+        self._logged_reason = ""
         try:
             self._read()
         except (OSError, StoreDamaged) as error:
             raise ConfigError(finding_of(file, error)) from error
 
     @property
-    def is_lost(self) -> bool:
+    def is_unreadable_for_long(self) -> bool:
         """Whether it has been unreadable for too long."""
-        return self.is_wanted and self._clock() - self._good_at > TRUST_SECONDS
+        return self.are_required and self._clock() - self._last_read_at > TRUST_SECONDS
 
     def reload(self) -> None:
         """Read the list if it has changed. This blocks on the disk. An unreadable list changes nothing."""
         try:
             self._read()
         except (OSError, StoreDamaged) as error:
-            if (reason := reason_of(error)) != self._complaint:
-                self._complaint = reason
+            if (reason := reason_of(error)) != self._logged_reason:
+                self._logged_reason = reason
                 message = "cannot read the list of keys; its last known state is used for a short while"
                 log.error(message, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
             return
-        if self._complaint:
+        if self._logged_reason:
             log.info("the list of keys can be read again", file=str(self._file.path))
-            self._complaint = ""
+            self._logged_reason = ""
 
     def _read(self) -> None:
         """Raises: OSError, StoreDamaged."""
-        if not self.is_wanted and not self._file.exists():
-            self._good_at = self._clock()
+        if not self.are_required and not self._file.exists():
+            self._last_read_at = self._clock()
             return
         is_open = self._file.is_open()
-        self.is_wanted = self.is_wanted or not is_open
-        seen = self._file.revision()
-        if seen != self._seen:
+        self.are_required = self.are_required or not is_open
+        version = self._file.revision()
+        if version != self._version:
             self.keys = self._file.read()
-            self._seen = seen
-        self.is_wanted = not is_open
-        self._good_at = self._clock()
+            self._version = version
+        self.are_required = not is_open
+        self._last_read_at = self._clock()
 
 
 def keys_in(file: KeyStore) -> Keys | None:
-    """The keys of a hub; None if none is required, because none was created or the hub was opened again.
+    """The keys of a hub; None if it requires no key, because none was created or the hub was opened again.
 
     Raises:
         ConfigError: the list cannot be used.

@@ -1,4 +1,4 @@
-"""Creates the link that fits a server's transport."""
+"""Creates the links of a hub: one class for each transport, with the server's credentials."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Placing(Protocol):
 
 
 class Links:
-    """What links of one hub have in common."""
+    """Creates links, with what all links of one hub share."""
 
     def __init__(
         self,
@@ -88,18 +88,13 @@ class Links:
         self._tasks = tasks
         self._environment = environment
         self._background = background
-        self._egress = egress or Egress()
-        self._guarded = Guarded(self._egress)
+        self.egress = egress or Egress()
+        self._guarded = Guarded(self.egress)
         self.task_ids = TaskIds()
         self._programs = Programs()
         self.logins = logins
         self.placing: Placing | None = None
         """Finds the node that runs a program, in a cluster."""
-
-    @property
-    def egress(self) -> Egress:
-        """The egress guard of all links."""
-        return self._egress
 
     async def connect(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None = None) -> BaseLink:
         """Make a link, not yet initialized, for all callers or for one; raises `ConnectFailed`."""
@@ -118,10 +113,10 @@ class Links:
             try:
                 await login.ready()
             except LoginNeeded as needed:
-                raise _wanting(str(needed)) from needed
+                raise _login_needed(str(needed)) from needed
             except NotReady as not_ready:
                 raise ConnectFailed(str(not_ready)) from not_ready
-            link = await self._reach_with(login, settings, carrier)
+            link = await self._reach_with_login(login, settings, carrier)
         link.on_task, link.on_progress = self._tasks.notified, self._tasks.progressed
         if self._client_caps is not None:
             link.questions.client_caps, link.lists_by_client = self._client_caps, False
@@ -136,12 +131,12 @@ class Links:
         url, credentials = over_http(reach.url), settings.credentials
         return self.logins.login_for(settings.name, url, reach.headers, credentials, subject, settings.ca)
 
-    async def _reach_with(self, login: Login, settings: ServerSettings, carrier: Carrier) -> BaseLink:
+    async def _reach_with_login(self, login: Login, settings: ServerSettings, carrier: Carrier) -> BaseLink:
         try:
             link = await self._reach(settings, carrier, login)
         except ConnectFailed as failed:
             if failed.status == UNAUTHORIZED and not login.refused():
-                raise _wanting(f"{words} ({failed})" if (words := login.words()) else str(failed)) from failed
+                raise _login_needed(f"{words} ({failed})" if (words := login.words()) else str(failed)) from failed
             raise
         link.on_credentials_refused = login.refused
         link.login_hint = login.words
@@ -152,9 +147,9 @@ class Links:
         reach = settings.reach
         match reach:
             case StdioSettings():
-                return await self._process(settings.name, reach)
+                return await self._stdio_link(settings.name, reach)
             case TargetHttpSettings():
-                return self._named(settings, reach, carrier, credentials)
+                return self._target_link(settings, reach, carrier, credentials)
             case HttpSettings():
                 egress = self._egress_to(settings)
                 link = self._http_link(settings, reach.url, carrier, credentials, egress)
@@ -205,9 +200,9 @@ class Links:
                 assert_never(reach)
 
     def _egress_to(self, settings: ServerSettings) -> Egress:
-        return self._egress.trusting(settings.ca) if settings.ca else self._egress
+        return self.egress.trusting(settings.ca) if settings.ca else self.egress
 
-    async def _process(self, server: ServerName, reach: StdioSettings) -> StdioLink:
+    async def _stdio_link(self, server: ServerName, reach: StdioSettings) -> StdioLink:
         hops = hops_in(self._environment)
         if hops >= HOPS_MAX:
             raise ConnectFailed(f"{hops} hubs have started each other; this one starts no further processes")
@@ -232,11 +227,11 @@ class Links:
             max_calls=settings.max_calls,
         )
 
-    def _named(
+    def _target_link(
         self, settings: ServerSettings, reach: TargetHttpSettings, carrier: Carrier, credentials: Credentials
     ) -> BaseLink:
         """A link to an address that a caller named; it connects to that address only."""
-        egress = self._egress if reach.is_trusted else self._guarded
+        egress = self.egress if reach.is_trusted else self._guarded
         url, *others = reach.urls_for(carrier)
         if carrier == "rpc":
             plain = CallerNamedRpcLink(
@@ -261,7 +256,7 @@ class Links:
 _OVER_HTTP = {"ws": "http", "wss": "https"}
 
 
-def _wanting(why: str) -> ConnectFailed:
+def _login_needed(why: str) -> ConnectFailed:
     failed = ConnectFailed(why)
     failed.wants_login = True
     return failed

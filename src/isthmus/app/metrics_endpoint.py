@@ -161,7 +161,7 @@ class HubMetrics:
     def _servers(self, out: Exposition) -> Generator[None, None, None]:
         hub = self._running.hub
         statuses = hub.snapshot.server_statuses
-        states: Counter[str] = Counter(each.state for each in statuses.values())
+        states: Counter[str] = Counter(status.state for status in statuses.values())
         out.gauge("isthmus_servers", "Servers by state.", by_label("state", states))
         queues: dict[str, list[ServerQueue]] = {}
         for name, queue in sorted(hub.server_queues.items()):
@@ -222,7 +222,7 @@ class HubMetrics:
         out.counter(
             "isthmus_budget_refusals_total",
             "Calls that a budget had no room for.",
-            by_label("budget", {each.name: budgets.refusals[each.name] for each in budgets.budgets}),
+            by_label("budget", {budget.name: budgets.refusals[budget.name] for budget in budgets.budgets}),
         )
         out.gauge(
             "isthmus_budget_counters",

@@ -9,19 +9,17 @@ refused. Callers take turns. Without a process, the hub reads long messages itse
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping
-from pathlib import Path
 from typing import Any
 
 import structlog
 
-import isthmus
 from isthmus.app.parser_worker import HEAD, Frame, FrameHead, Text, frame, is_ready, load, string_passes
+from isthmus.app.process_setup import start_worker
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.event_loop import Job, in_turns
-from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
+from isthmus.transport.process import ProcessChannel, SpawnFailed
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +67,7 @@ class LongReader:
         """By caller, in the order in which they take turns."""
         self._waiting = 0
         self._current: _Reading | None = None
-        self._process: _Process | None = None
+        self._process: ParserProcess | None = None
         """Set once the process is ready."""
         self._task: asyncio.Task[object] | None = None
         self._changed = asyncio.Event()
@@ -175,7 +173,7 @@ class LongReader:
                 if process is None or process.is_lost:
                     if process is not None and not self._queues:
                         return  # the next long message starts another one
-                    process = await _Process.start(self._environment, self._answered, self._lost)
+                    process = await ParserProcess.start(self._environment, self._answered, self._lost)
                     self._process = process
                     self._send_next()
                 self._changed.clear()
@@ -204,7 +202,7 @@ class LongReader:
                 reading.job.here()
 
 
-class _Process:
+class ParserProcess:
     """One process; it does one job at a time."""
 
     channel: ProcessChannel
@@ -228,7 +226,7 @@ class _Process:
         environment: Mapping[str, str],
         on_answer: Callable[[tuple[bool | None, Any]], None],
         on_lost: Callable[[str], None],
-    ) -> _Process:
+    ) -> ParserProcess:
         """Start a process and wait until it has loaded its modules.
 
         Raises:
@@ -237,11 +235,9 @@ class _Process:
             TimeoutError: it takes too long.
         """
         process = cls(on_answer, on_lost)
-        package = str(Path(isthmus.__file__).parent.parent)
-        process.channel = await ProcessChannel.spawn(
-            [sys.executable or "python3", "-m", WORKER],
-            env=child_environment({"PYTHONPATH": package}, environment),
-            cwd=None,
+        process.channel = await start_worker(
+            WORKER,
+            environment,
             on_bytes=process._received,
             on_lost=process._ended,
             on_drained=process._pump_on,

@@ -189,7 +189,7 @@ def load(pickled: bytes, texts: Sequence[Text | str], known: Sequence[Text | str
 
 
 def is_ready() -> bool:
-    """What the hub asks first."""
+    """The hub's first request: answering it shows that the process has started."""
     return True
 
 

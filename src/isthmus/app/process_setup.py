@@ -1,4 +1,4 @@
-"""Sets up the process of a hub: left-over child processes, memory privacy, open files, and the garbage collector.
+"""Sets up the process of a hub: child processes, memory, open files, the garbage collector, and signals.
 
 Each run marks its child processes with a family number (`transport.process_tree`). The state folder has a file for
 each number, which the hub keeps locked. The system releases the lock when the hub ends in any way, so a file that can
@@ -11,17 +11,25 @@ import asyncio
 import ctypes
 import fcntl
 import gc
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import structlog
 
+import isthmus
 from isthmus.app.state_folder import make_folder
 from isthmus.core.event_loop import long_steps
+from isthmus.telemetry import logs
+from isthmus.transport.process import ProcessChannel, child_environment
 from isthmus.transport.process_tree import begin_family, end_marked
+
+if TYPE_CHECKING:
+    from isthmus.app.reload import Reloader
 
 if sys.platform != "win32":
     import resource
@@ -38,7 +46,7 @@ def family_in(state: Path) -> Iterator[None]:
     """End processes of killed hubs, and mark those started in this block for the next hub."""
     held: IO[bytes] | None = None
     try:
-        held = _take_over(state / FOLDER)
+        held = _end_left_over(state / FOLDER)
     except OSError as error:  # A hub also runs without a state folder.
         log.debug("the next hub will not recognize processes of this one", reason=str(error))
     try:
@@ -50,14 +58,14 @@ def family_in(state: Path) -> Iterator[None]:
             held.close()
 
 
-def _take_over(folder: Path) -> IO[bytes] | None:
+def _end_left_over(folder: Path) -> IO[bytes] | None:
     make_folder(folder)
-    with (folder / LOCK).open("ab") as looking:
-        fcntl.flock(looking, fcntl.LOCK_EX)
+    with (folder / LOCK).open("ab") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         for file in folder.iterdir():
             if file.name == LOCK:
                 continue
-            # Only if the hub of this file is gone, which held the lock on it.
+            # The lock is free only if the hub that held it is gone.
             with suppress(OSError, ValueError), file.open("ab") as left:
                 fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if ended := end_marked(int(file.name, 16)):
@@ -98,7 +106,7 @@ REUSED_BYTES = 32 * 1024 * 1024
 def keep_memory() -> None:
     """Have the allocator keep some freed memory, also of large messages, instead of returning all at once.
 
-    To get it back takes the system a page fault for every 4 KiB: a copy of 9 MB took 5 ms instead of 0.6, and 20 ms on
+    Allocating it again costs a page fault for every 4 KiB: a copy of 9 MB took 5 ms instead of 0.6, and 20 ms on
     a nested virtual machine. Threads share one arena, or each would keep or return memory of its own: with several,
     an A2A result of 9 MB took 400 ms instead of 70. Only glibc has these controls.
     """
@@ -110,9 +118,9 @@ def keep_memory() -> None:
             libc.mallopt(M_ARENA_MAX, 1)
 
 
-LOOK_SECONDS = 10.0
-QUIET_LOOKS = (1, 6)
-"""After so many looks without a long message, kept memory is returned, twice: by the second time, callers that read
+CHECK_SECONDS = 10.0
+QUIET_CHECKS = (1, 6)
+"""After so many checks without a long message, kept memory is returned, twice: by the second time, callers that read
 nothing were cut."""
 
 
@@ -127,12 +135,12 @@ async def return_memory() -> None:
             trim = ctypes.CDLL("libc.so.6").malloc_trim
     if trim is None:
         return
-    seen, quiet_looks = long_steps(), max(QUIET_LOOKS)
+    seen, quiet_checks = long_steps(), max(QUIET_CHECKS)
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        quiet_looks = 0 if long_steps() != seen else quiet_looks + 1
+        await asyncio.sleep(CHECK_SECONDS)
+        quiet_checks = 0 if long_steps() != seen else quiet_checks + 1
         seen = long_steps()
-        if quiet_looks in QUIET_LOOKS:
+        if quiet_checks in QUIET_CHECKS:
             await asyncio.to_thread(trim, 0)
 
 
@@ -204,7 +212,7 @@ class CrowdCollector:
         self._came += self._new
         self._new = 0
         if self._came > THOROUGH_AFTER * servers:
-            self._look_at_all()
+            self._collect_all()
         else:
             _collect_and_freeze()
 
@@ -212,9 +220,9 @@ class CrowdCollector:
         """Run a full collection once the crowd is gone; call it now and then."""
         if self._is_crowded and self._servers() < CROWD:
             self._is_crowded = False
-            self._look_at_all()
+            self._collect_all()
 
-    def _look_at_all(self) -> None:
+    def _collect_all(self) -> None:
         self._came = 0
         gc.unfreeze()
         _collect_and_freeze()
@@ -224,3 +232,94 @@ def _collect_and_freeze() -> None:
     """Collect cycles among objects that are not frozen yet, then freeze the rest."""
     gc.collect()
     gc.freeze()
+
+
+# -- worker processes --------------------------------------------------------------------------------------------------
+async def start_worker(
+    module: str,
+    environment: Mapping[str, str],
+    *,
+    on_bytes: Callable[[bytes], None],
+    on_lost: Callable[[str], None],
+    on_drained: Callable[[], None] = lambda: None,
+    over_sockets: bool = False,
+) -> ProcessChannel:
+    """Start a module of this package as a process of its own; see `ProcessChannel.spawn`.
+
+    Raises:
+        SpawnFailed: it cannot be started.
+    """
+    package = str(Path(isthmus.__file__).parent.parent)
+    return await ProcessChannel.spawn(
+        [sys.executable or "python3", "-m", module],
+        env=child_environment({"PYTHONPATH": package}, environment),
+        cwd=None,
+        on_bytes=on_bytes,
+        on_lost=on_lost,
+        on_drained=on_drained,
+        over_sockets=over_sockets,
+    )
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+STDIN = 0
+
+
+class Signals:
+    """Makes SIGTERM and SIGINT awaitable; SIGHUP reloads the configuration.
+
+    A closing terminal sends SIGHUP, too: a hub that was started on one ends then.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._count = 0
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._reloader: Reloader | None = None
+        self._had_terminal = os.isatty(STDIN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_shutdown_signal)
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    async def wait_for(self, count: int) -> None:
+        """Wait for this many signals in total."""
+        if self._count < count:
+            waiter = self._loop.create_future()
+            self._waiters.append((count, waiter))
+            await waiter
+
+    def reload_by(self, reloader: Reloader | None) -> None:
+        """Set or remove the reloader."""
+        if self._reloader is not None:
+            self._reloader.stop()
+        self._reloader = reloader
+        if reloader is not None:
+            reloader.start()
+
+    def _on_hangup(self) -> None:
+        if self._had_terminal and not os.isatty(STDIN):
+            self._on_shutdown_signal()
+            return
+        logs.reopen()
+        if self._reloader is not None:
+            self._reloader.reload_now()
+
+    def _on_shutdown_signal(self) -> None:
+        self._count += 1
+        for count, waiter in self._waiters:
+            if count <= self._count and not waiter.done():
+                waiter.set_result(None)
+
+    def close(self) -> None:
+        """Restore the signals except SIGTERM, so that a repeated one does not disturb the shutdown.
+
+        A function handles it instead of SIG_IGN, which child processes would inherit. It is blocked in between, so
+        there is no moment in which it would kill.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self._loop.remove_signal_handler(number)
+            signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

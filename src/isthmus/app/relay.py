@@ -95,10 +95,6 @@ class Relay:
 
         return apply
 
-    async def wait_idle(self) -> None:
-        """Return once every device is disconnected."""
-        await self.frontend.wait_idle()
-
     async def status(self) -> RelayStatus:
         """See `core.admin_ports.RelayAdmin`."""
         return RelayStatus(self._running.dialins.servers(), await self.frontend.all_devices())

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from isthmus.app.key_files import offer_secret
-from isthmus.config.files import read_regular_file
+from isthmus.config.files import read_regular_file, version_of
 from isthmus.config.findings import ConfigError, Place
 from isthmus.core.journal import SharedState, StateDocument
 from isthmus.identity.relay_tokens import is_id
@@ -47,7 +47,7 @@ KEY_FILE_BYTES = 4096
 REVOKED_BYTES = 16 * 1024 * 1024
 """Room for some million ids; the command line never writes a longer file."""
 
-LOOK_SECONDS = 0.25
+CHECK_SECONDS = 0.25
 """How long a check may use cached data: thousands of sockets are checked at once."""
 
 
@@ -92,9 +92,9 @@ class Keys:
 
     def __init__(self, state: RelayStore) -> None:
         self._state = state
-        self._kept: str | None = None
+        self._last_key: str | None = None
         """The last key read from the file: a failed read must not disconnect everybody."""
-        self._has_complained = False
+        self._has_logged = False
 
     def key(self, configured: str | None) -> str | None:
         """The key to use; None if none could ever be stored, as a hub also runs without a relay.
@@ -105,19 +105,21 @@ class Keys:
         if configured is not None:
             return configured
         try:
-            self._kept = relay_key(None, self._state)
-            self._has_complained = False
+            self._last_key = relay_key(None, self._state)
+            self._has_logged = False
         except OSError as error:
-            if not self._has_complained:
-                self._has_complained = True
+            if not self._has_logged:
+                self._has_logged = True
                 refused = "the relay refuses everybody: its key cannot be stored"
                 message = (
-                    refused if self._kept is None else "the relay keeps its current key: the key file cannot be read"
+                    refused
+                    if self._last_key is None
+                    else "the relay keeps its current key: the key file cannot be read"
                 )
                 log.warning(message, reason=str(error))
         except KeyDamaged as damaged:
             raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {damaged}")) from damaged
-        return self._kept
+        return self._last_key
 
 
 class NoTokens:
@@ -217,23 +219,23 @@ class KnownAgents:
         self._configured = frozenset(configured)
         self._clock = clock
         self._known = self._configured
-        self._seen: tuple[int, ...] | None = None
-        self._next_look = float("-inf")
+        self._version: tuple[int, ...] | None = None
+        self._next_check = float("-inf")
         """When to read the file again after an error."""
 
     def __call__(self) -> frozenset[str]:
         """The current agents. While the file is unreadable, the last known ones stay."""
         now = self._clock()
-        if now >= self._next_look:
+        if now >= self._next_check:
             # Checked each time: a device may connect right after its token was issued, and this takes microseconds.
             try:
-                seen = self._list.revision()
-                if seen != self._seen:
-                    self._known = self._configured | (frozenset() if seen is None else _agents_in(self._list.read()))
-                    self._seen = seen
+                version = self._list.revision()
+                if version != self._version:
+                    self._known = self._configured | (frozenset() if version is None else _agents_in(self._list.read()))
+                    self._version = version
             except (OSError, ValueError) as error:
                 log.error("the list of issued relay agents cannot be read", file=self._list.name, reason=str(error))
-                self._next_look = now + TRUST_SECONDS
+                self._next_check = now + TRUST_SECONDS
         return self._known
 
 
@@ -254,12 +256,12 @@ class Revocations:
         self._list = _RelayList(state, REVOKED_FILE)
         self._configured = frozenset(configured)
         self._clock = clock
-        self._noted: frozenset[str] | None = None
+        self._stored: frozenset[str] | None = None
         """None until the file was read or found missing; until then every token is refused."""
-        self._seen: tuple[int, ...] | None = None
-        self._next_look = float("-inf")
-        self._good_at = clock()
-        self._has_complained = False
+        self._version: tuple[int, ...] | None = None
+        self._next_check = float("-inf")
+        self._last_read_at = clock()
+        self._has_logged = False
 
     def change(self, configured: Iterable[str]) -> None:
         """Apply the configured ids; those of the file stay."""
@@ -268,27 +270,27 @@ class Revocations:
     def has(self, id: str) -> bool:
         """Whether the token with this id is revoked."""
         now = self._clock()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
+        if now >= self._next_check:
+            self._next_check = now + CHECK_SECONDS
             self._reload(now)
-        return id in self._configured or self._noted is None or id in self._noted
+        return id in self._configured or self._stored is None or id in self._stored
 
     def _reload(self, now: float) -> None:
         try:
-            seen = self._list.revision()
-            if seen is None and self._seen is not None:
+            version = self._list.revision()
+            if version is None and self._version is not None:
                 raise FileNotFoundError(errno.ENOENT, "it is gone")  # revoked tokens must not become valid again
-            if self._noted is None or seen != self._seen:
-                text = b"" if seen is None else self._list.read()
-                self._noted = frozenset(text.decode(errors="replace").split())
-                self._seen = seen
-            self._good_at, self._has_complained = now, False
+            if self._stored is None or version != self._version:
+                text = b"" if version is None else self._list.read()
+                self._stored = frozenset(text.decode(errors="replace").split())
+                self._version = version
+            self._last_read_at, self._has_logged = now, False
         except (OSError, ValueError) as error:
-            if not self._has_complained:
-                self._has_complained = True
+            if not self._has_logged:
+                self._has_logged = True
                 log.error("the list of revoked tokens cannot be read", file=self._list.name, reason=str(error))
-            if now - self._good_at > TRUST_SECONDS:
-                self._noted = None  # until then the last known ids are used
+            if now - self._last_read_at > TRUST_SECONDS:
+                self._stored = None  # until then the last known ids are used
 
 
 class _RelayList:
@@ -307,10 +309,9 @@ class _RelayList:
             found = self._state.all(RELAY).get(self._id)
             return None if found is None else (found.version,)
         try:
-            seen = os.stat(self.name)
+            return version_of(os.stat(self.name))
         except FileNotFoundError:
             return None
-        return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
     def read(self) -> bytes:
         """The content."""

@@ -22,81 +22,77 @@ from isthmus.app.database_config import DatabaseConfig, database_config, load_co
 from isthmus.app.hub import RunningHub
 from isthmus.app.reload_diff import ConfigDiff, changed_settings, keep_fixed_settings
 from isthmus.app.workers import Worker
-from isthmus.config.files import search_paths
+from isthmus.config.files import FileVersion, search_paths, version_of
 from isthmus.config.finding_codes import MISSING_FILE
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 """How often the files are checked without a file system event."""
 
 STEP_SECONDS = 0.1
 """How long file system events are collected; also how often the watching thread wakes up."""
 
-STORED_LOOK_SECONDS = 0.2
+DATABASE_POLL_SECONDS = 0.2
 """How often the hub checks for a new version in the database; the check reads memory."""
 
-QUIET_SECONDS = 0.2
+STABLE_SECONDS = 0.2
 """How long files must stay unchanged before they are read: many programs write in several steps."""
 
-RESTLESS_SECONDS = 5.0
+STABLE_SECONDS_MAX = 5.0
 """After this time, files are read even if they keep changing."""
 
 Files: TypeAlias = Callable[[], Iterable[Path]]
 """Returns the files to watch."""
 
-Look: TypeAlias = tuple[int, ...] | None
-"""Identifies a version of a file without reading it; None if it is missing."""
-
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """The versions of the files in order, and the folders to watch with their inodes."""
+class FileVersions:
+    """The version of each file, in order, and the folders to watch with their inodes."""
 
-    looks: tuple[Look, ...]
+    versions: tuple[FileVersion | None, ...]
     folders: dict[Path, int]
 
 
-async def survey(files: Files) -> Survey:
-    """Check the files in a thread, because a network folder may be slow."""
-    return await asyncio.to_thread(_survey, tuple(files()))
+async def read_versions(files: Files) -> FileVersions:
+    """Read the versions in a thread, because a network folder may be slow."""
+    return await asyncio.to_thread(_read_versions, tuple(files()))
 
 
-def _survey(files: tuple[Path, ...]) -> Survey:
+def _read_versions(files: tuple[Path, ...]) -> FileVersions:
     folders: dict[Path, int] = {}
     for file in files:
         places = [file]
         with suppress(OSError, RuntimeError):  # a symbolic link to itself
             places.append(file.resolve())
         for place in places:
-            # If the folder is missing, the nearest existing parent: its creation must be noticed.
+            # If the folder is missing, watch the nearest existing parent, to notice when it is created.
             folder = next((above for above in place.parents if above.is_dir()), Path(place.anchor))
-            look = _file_state(folder)
+            look = _version_of(folder)
             folders[folder] = 0 if look is None else look[0]
-    return Survey(tuple(map(_file_state, files)), folders)
+    return FileVersions(tuple(map(_version_of, files)), folders)
 
 
-def _file_state(file: Path) -> Look:
+def _version_of(file: Path) -> FileVersion | None:
     try:
-        seen = file.stat()
+        return version_of(file.stat())
     except OSError:
         return None
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
 
-async def quiet(files: Files, hurry: asyncio.Event) -> None:
-    """Wait until the files stop changing, or a reload is requested."""
+async def wait_until_stable(files: Files, is_urgent: asyncio.Event) -> None:
+    """Wait until the files stop changing, or `is_urgent` is set."""
     clock = asyncio.get_running_loop().time
-    patience = clock() + RESTLESS_SECONDS
-    before: Survey | None = None
-    while not hurry.is_set() and (now := await survey(files)) != before and clock() < patience:
+    deadline = clock() + STABLE_SECONDS_MAX
+    before: FileVersions | None = None
+    while not is_urgent.is_set() and (now := await read_versions(files)) != before and clock() < deadline:
         before = now
         with suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_SECONDS):
-                await hurry.wait()
+            async with asyncio.timeout(STABLE_SECONDS):
+                await is_urgent.wait()
 
 
-class Watch:
+class FileWatcher:
     """Watches files and calls `on_change` when one of them changes. The set of files may change, too.
 
     The first call comes at once, because the files may have changed since they were read.
@@ -105,32 +101,32 @@ class Watch:
     def __init__(self, files: Files, on_change: Callable[[], None]) -> None:
         self._files = files
         self._on_change = on_change
-        self._has_complained = False
+        self._has_logged_polling = False
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        seen = await survey(self._files)
+        seen = await read_versions(self._files)
         self._on_change()
         while True:
             try:
                 seen = await self._follow(seen)
             except OSError as error:
-                # For example, no watches are left, or a folder was just deleted; the next check finds another.
-                if not self._has_complained:
-                    self._has_complained = True
+                # The system has no watches left, for example, or a folder was just deleted.
+                if not self._has_logged_polling:
+                    self._has_logged_polling = True
                     message = "files cannot be watched; they are polled instead"
-                    log.warning(message, reason=str(error), every=LOOK_SECONDS)
-                await asyncio.sleep(LOOK_SECONDS)
+                    log.warning(message, reason=str(error), every=POLL_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
                 seen = await self._compare(seen)
 
-    async def _follow(self, seen: Survey) -> Survey:
-        """Receive file system events of these folders until the set of folders changes."""
+    async def _follow(self, seen: FileVersions) -> FileVersions:
+        """Compare the files at each file system event until the set of folders changes."""
         folders = seen.folders
         news = awatch(
             *folders,
             watch_filter=None,
             step=round(STEP_SECONDS * 1000),
-            rust_timeout=round(LOOK_SECONDS * 1000),
+            rust_timeout=round(POLL_SECONDS * 1000),
             yield_on_timeout=True,
             recursive=False,
             ignore_permission_denied=True,
@@ -144,9 +140,9 @@ class Watch:
             await news.aclose()
         return seen
 
-    async def _compare(self, seen: Survey) -> Survey:
-        now = await survey(self._files)
-        if now.looks != seen.looks:
+    async def _compare(self, seen: FileVersions) -> FileVersions:
+        now = await read_versions(self._files)
+        if now.versions != seen.versions:
             self._on_change()
         return now
 
@@ -155,7 +151,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigurationSource:
     """The source of a configuration: everything that `load` needs to find it again."""
 
     path: Path | None
@@ -185,7 +181,7 @@ class Source:
         )
         return loaded if self.worker is None else self.worker.adapt(loaded)
 
-    def ahead_of(self, file: Path) -> Path | None:
+    def preceding_file(self, file: Path) -> Path | None:
         """Return a file that takes precedence and that a hub started now would read instead."""
         searched = search_paths(self.path, self.environment, self.cwd, self.home)
         earlier = searched[: searched.index(file)] if file in searched else ()
@@ -197,16 +193,16 @@ class Source:
 
 
 class Reloader:
-    """Keeps a running hub up to date with its files. Its tasks belong to the hub's background tasks."""
+    """Applies changed files to a running hub, as background tasks of that hub."""
 
     def __init__(
         self,
         running: RunningHub,
-        source: Source,
+        source: ConfigurationSource,
         on_change: Callable[[Configuration], None] = lambda _: None,
         on_reloaded: Callable[[Configuration], None] | None = None,
     ) -> None:
-        """`on_change` receives a configuration before any server changes; ValueError or ConfigError refuses it.
+        """`on_change` receives a configuration before any server changes; it refuses it by ValueError or ConfigError.
 
         `on_reloaded` is called after each applied change.
         """
@@ -214,17 +210,17 @@ class Reloader:
         self._source = source
         self._on_change = on_change
         self._on_reloaded = on_reloaded
-        self._asked = asyncio.Event()
-        self._urgent = asyncio.Event()
+        self._requested = asyncio.Event()
+        self._is_urgent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._ahead: Path | None = None
+        self._logged_preceding_file: Path | None = None
         """A file with precedence over the followed one that was already reported."""
 
     def start(self) -> None:
         """Start watching the files."""
-        watch = Watch(self._files, self._asked.set)
+        watch = FileWatcher(self._files, self._requested.set)
         self._tasks.append(self._running.background.spawn("watch of the configuration", watch.run()))
-        self._tasks.append(self._running.background.spawn("reload", self._reload_when_asked()))
+        self._tasks.append(self._running.background.spawn("reload", self._reload_on_request()))
         configuration = self._running.configuration
         if configuration.cluster.config == "database" and (stored := database_config(configuration)) is not None:
             self._tasks.append(self._running.background.spawn("stored configuration", self._follow(stored)))
@@ -236,44 +232,46 @@ class Reloader:
 
     def reload_now(self) -> None:
         """Read the configuration now, even if no file changed, and log the result in any case."""
-        self._urgent.set()
-        self._asked.set()
+        self._is_urgent.set()
+        self._requested.set()
 
     async def _follow(self, stored: DatabaseConfig) -> None:
         """Apply each version of the database; also the one that was stored while this hub started."""
         seen = stored.revision
-        self._asked.set()
+        self._requested.set()
         while True:
             if (now := stored.revision) != seen:
                 seen = now
                 self.reload_now()
-            await asyncio.sleep(STORED_LOOK_SECONDS)
+            await asyncio.sleep(DATABASE_POLL_SECONDS)
 
     def _files(self) -> tuple[Path, ...]:
         return self._source.files(self._running.configuration)
 
-    async def _reload_when_asked(self) -> None:
+    async def _reload_on_request(self) -> None:
         while True:
-            await self._asked.wait()
-            await quiet(self._files, self._urgent)  # a requested reload means that the files are complete
-            was_urgent = self._urgent.is_set()
-            self._asked.clear()
-            self._urgent.clear()
+            await self._requested.wait()
+            await wait_until_stable(
+                self._files, self._is_urgent
+            )  # a reload by command means that the files are complete
+            was_urgent = self._is_urgent.is_set()
+            self._requested.clear()
+            self._is_urgent.clear()
             try:
                 await self.reload(reports_always=was_urgent)
-            except Exception:  # a defect that one version of a file triggers must not prevent the next reload
+            except Exception:  # a defect must not prevent the next reload
                 log.exception("configuration not reloaded: a defect in the hub")
 
     async def reload(self, *, reports_always: bool = False) -> ConfigDiff | None:
         """Read the files, apply and log the differences; None if they were refused."""
         try:
-            read, ahead = await asyncio.to_thread(self._read)
-            if ahead is not None and ahead != self._ahead:
+            read, preceding = await asyncio.to_thread(self._read)
+            if preceding is not None and preceding != self._logged_preceding_file:
                 message = "another file takes precedence but is not used until a restart"
-                log.warning(message, file=str(ahead), followed=str(self._running.configuration.file))
-            self._ahead = ahead
-            taken = keep_fixed_settings(self._running.configuration, read)
-            self._on_change(taken)
+                log.warning(message, file=str(preceding), followed=str(self._running.configuration.file))
+            self._logged_preceding_file = preceding
+            usable = keep_fixed_settings(self._running.configuration, read)
+            self._on_change(usable)
         except ConfigError as error:
             self._refuse([str(finding) for finding in error.findings])
             return None
@@ -283,22 +281,22 @@ class Reloader:
         problem = f"cannot be used here: {', '.join(read.broken)}" if read.broken else ""
         self._running.report_configuration(problem)
         before = self._running.configuration
-        difference = self._running.apply(taken)
-        for finding in taken.warnings:
+        difference = self._running.apply(usable)
+        for finding in usable.warnings:
             if finding not in before.warnings:
                 log.warning("configuration", finding=str(finding))
-        waiting = changed_settings(taken, read)
+        needing_restart = changed_settings(usable, read)
         if difference and self._on_reloaded is not None:
-            self._on_reloaded(taken)
-        if before.file is None and taken.file is not None and waiting:
+            self._on_reloaded(usable)
+        if before.file is None and usable.file is not None and needing_restart:
             message = (
                 "a file was found; until a restart, commands here do not find this hub and their keys do not apply"
             )
             keep = f'to keep its keys, logins and tasks, first write [hub] state = "{before.hub.state}" into the file'
             fix = "stop this hub and start it again with the same command"
-            log.warning(message, file=str(taken.file), fix=fix, keep=keep)
-        if difference or waiting or reports_always:
-            log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))
+            log.warning(message, file=str(usable.file), fix=fix, keep=keep)
+        if difference or needing_restart or reports_always:
+            log.info("configuration reloaded", **_log_fields(difference, len(usable.callers), needing_restart))
         return difference
 
     def _read(self) -> tuple[Configuration, Path | None]:
@@ -310,7 +308,7 @@ class Reloader:
         if file is not None and not os.path.isfile(file):  # deleting it does not mean running without one
             advice = "restart the hub to run without it"
             raise ConfigError(Place(None, str(file)).finding("is gone", advice=advice, code=MISSING_FILE))
-        return self._source.load(file=file), None if file is None else self._source.ahead_of(file)
+        return self._source.load(file=file), None if file is None else self._source.preceding_file(file)
 
     def _refuse(self, findings: list[str]) -> None:
         text = "; ".join(findings)
@@ -318,14 +316,14 @@ class Reloader:
         self._running.report_configuration(f"refused: {text}")
 
 
-def _in_words(difference: ConfigDiff, callers: int, waiting: tuple[str, ...]) -> dict[str, object]:
-    """Return only the differences."""
+def _log_fields(difference: ConfigDiff, callers: int, needing_restart: tuple[str, ...]) -> dict[str, object]:
+    """What the log says about a reload: only what changed."""
     differences: dict[str, object] = {
         "added": [server.name for server in difference.added],
         "changed": [server.name for server in difference.changed],
         "removed": list(difference.removed),
         "settings": list(difference.settings),
         "callers": callers if difference.callers_changed else None,
-        "needs_a_restart": list(waiting),
+        "needs_a_restart": list(needing_restart),
     }
     return {word: names for word, names in differences.items() if names not in ([], None)}

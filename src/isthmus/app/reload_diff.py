@@ -1,4 +1,4 @@
-"""What differs between two configurations, and what a running hub can take from a newer one.
+"""Compares two configurations, and decides what a running hub can apply of a newer one.
 
 Plain functions over values: nothing is started, read or logged. `app.hub` applies a `ConfigDiff`, `app.reload` calls
 both functions. Whether a changed server needs a new link, `upstream.server_settings.starts_the_same` says; the settings

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from isthmus.app.configuration_findings import for_operators
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN
 from isthmus.config.files import Document, home_folder, read_document
@@ -19,7 +20,7 @@ from isthmus.config.pasting import CannotPreview, PastedServer, Preview, preview
 from isthmus.config.servers_in_file import ServerFile
 from isthmus.config.settings import Configuration
 from isthmus.config.text_editing import CannotEdit, replace_file
-from isthmus.core.admin_ports import ConfigurationFinding, ServerPreview, ServerPreviewEntry
+from isthmus.core.admin_ports import ServerPreview, ServerPreviewEntry
 from isthmus.model.names import ServerName
 
 FILE_NAME = "isthmus.toml"
@@ -110,9 +111,5 @@ def _document(found: Preview) -> ServerPreview:
         found.place,
         found.text,
         [entry(server) for server in found.servers],
-        [
-            ConfigurationFinding(each.code.number, None if each.file is None else each.file.name, each.path,
-                                 each.problem, each.fix)
-            for each in found.findings
-        ],
+        [for_operators(finding) for finding in found.findings],
     )  # fmt: skip

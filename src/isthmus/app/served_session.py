@@ -25,10 +25,10 @@ from isthmus.wire.relay import mux
 SMALL_BYTES = 16 * 1024
 """Shorter requests are not counted; the limits on running and queued calls bound their number."""
 
-ASKED_BYTES_MAX = 16 * 1024 * 1024
+UNANSWERED_BYTES_MAX = 16 * 1024 * 1024
 """The maximum size of a server's unanswered requests, so that a hanging server cannot exhaust memory."""
 
-ALL_ASKED_BYTES_MAX = 64 * 1024 * 1024
+ALL_UNANSWERED_BYTES_MAX = 64 * 1024 * 1024
 """The same for all servers together."""
 
 _NOT_RUN = b'{"executed":"no","reason":"overloaded"}'
@@ -36,8 +36,8 @@ _GONE = b'{"executed":"no","reason":"not_connected"}'
 _RUN = b'{"executed":"yes","reason":"bad_reply"}'
 
 
-class OfferShare:
-    """The total size of unanswered requests of all servers."""
+class UnansweredBytes:
+    """Adds up the size of the unanswered requests of all servers that one process offers."""
 
     def __init__(self) -> None:
         self._sessions: set[ServedSession] = set()
@@ -50,9 +50,9 @@ class OfferShare:
         """Remove a session from the total."""
         self._sessions.discard(session)
 
-    def asked_bytes(self) -> int:
+    def unanswered_bytes(self) -> int:
         """The total size of the arguments of unfinished calls."""
-        return sum(session.asked_bytes() for session in self._sessions)
+        return sum(session.unanswered_bytes() for session in self._sessions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ServedSession:
     def __init__(
         self,
         running: RunningHub,
-        share: OfferShare,
+        share: UnansweredBytes,
         served: ServedServer,
         deliver: Callable[[bytes], None],
         is_crowded: Callable[[], bool],
@@ -93,12 +93,12 @@ class ServedSession:
         self._is_done = self._is_leaving = False
         mcp_methods = running.mcp_methods(served.me, has_hub_tasks=False)
         mcp_methods.frontend = served.frontend
-        self._conversation = DuplexSession(
+        self._session = DuplexSession(
             mcp_methods,
             served.caller,
             served.surface,
             running.background,
-            self._say,
+            self._send,
             is_crowded,
             session=served.session,
             resolve_caller=served.resolve_caller,
@@ -110,17 +110,17 @@ class ServedSession:
         if self._is_done:
             return
         if self._is_leaving:
-            refused = self._too_late(message)
+            refused = self._refuse_if_leaving(message)
         else:
-            refused = self._too_much(message) if len(message) > SMALL_BYTES else None
+            refused = self._refuse_if_too_much(message) if len(message) > SMALL_BYTES else None
         if refused is not None:
-            self._say(refused.body)
+            self._send(refused.body)
         else:
-            self._conversation.receive(message, self._conversation.send_refusal)
+            self._session.receive(message, self._session.send_refusal)
 
-    def asked_bytes(self) -> int:
+    def unanswered_bytes(self) -> int:
         """The total size of the arguments of unfinished calls."""
-        return self._conversation.arguments_bytes()
+        return self._session.arguments_bytes()
 
     def leave(self) -> None:
         """Refuse new calls; accepted ones are still answered."""
@@ -128,23 +128,23 @@ class ServedSession:
 
     async def finish(self) -> None:
         """Wait until everything is answered."""
-        await self._conversation.finish()
+        await self._session.finish()
 
     def has_asked(self) -> bool:
         """Whether an accepted call waits for answers, with which the other hub calls again on this session."""
-        return self._conversation.has_asked()
+        return self._session.has_asked()
 
-    def _too_late(self, message: bytes) -> JsonRpcReply | None:
+    def _refuse_if_leaving(self, message: bytes) -> JsonRpcReply | None:
         """Refuse a call that was sent before the other hub learned that the server leaves."""
         request = jsonrpc.decode(message, max_depth=self._depth)
         if not isinstance(request, Request) or request.method not in CALLS or STATE in request.params:
             return None  # with a state it continues an accepted call
         return refuse(request.id, REFUSED, self._gone, _GONE)
 
-    def _too_much(self, message: bytes) -> JsonRpcReply | None:
+    def _refuse_if_too_much(self, message: bytes) -> JsonRpcReply | None:
         """Refuse a large request if its server, or all together, have too many unanswered bytes."""
-        if len(message) + self.asked_bytes() <= ASKED_BYTES_MAX and (
-            len(message) + self._share.asked_bytes() <= ALL_ASKED_BYTES_MAX
+        if len(message) + self.unanswered_bytes() <= UNANSWERED_BYTES_MAX and (
+            len(message) + self._share.unanswered_bytes() <= ALL_UNANSWERED_BYTES_MAX
         ):
             return None
         request = jsonrpc.decode(message, max_depth=self._depth)
@@ -152,15 +152,15 @@ class ServedSession:
             return None
         return refuse(request.id, REFUSED, "The server has too many unanswered requests", _NOT_RUN)
 
-    def _say(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         if self._is_done:
             return
         if len(message) <= self.limit_bytes:
             self._deliver(message)
-        elif (instead := self._too_long(message)) is not None:
+        elif (instead := self._too_long_error(message)) is not None:
             self._deliver(instead)
 
-    def _too_long(self, message: bytes) -> bytes | None:
+    def _too_long_error(self, message: bytes) -> bytes | None:
         """Replace a response that is too large for the other hub by an error; other large messages are dropped."""
         answer = jsonrpc.decode(message, max_depth=self._depth, max_values=None)
         if not isinstance(answer, Response | ErrorReply):
@@ -173,5 +173,5 @@ class ServedSession:
         if not self._is_done:
             self._is_done = True
             self._share.leave(self)
-            self._conversation.stop_notifying()
-            self._conversation.cancel_all(why)
+            self._session.stop_notifying()
+            self._session.cancel_all(why)

@@ -32,7 +32,7 @@ OWNER_FILE = "configuration"
 """Names the configuration that the folder belongs to. Folders of versions that had one for all lack it."""
 
 KEYS = "keys"
-EARLIER = {"keys": KEYS, "credentials": "logins", "journal.db": "tasks"}
+EARLIER_FILES = {"keys": KEYS, "credentials": "logins", "journal.db": "tasks"}
 """Files of an earlier version that a user would miss, with what they contain."""
 
 
@@ -160,7 +160,7 @@ def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = Fa
         ConfigError: the hub would be open, and required keys before.
     """
     folder, warning = Path(configuration.hub.state), None
-    if left := left_behind(configuration):
+    if left := earlier_state(configuration):
         earlier = earlier_folder()
         keep = f'to keep using them, set [hub] state = "{earlier}"'
         if KEYS in left and is_open and not is_insecure:
@@ -172,7 +172,7 @@ def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = Fa
     return warning
 
 
-def left_behind(configuration: Configuration) -> list[str]:
+def earlier_state(configuration: Configuration) -> list[str]:
     """What an earlier version, which had one folder for all configurations, left there that may be this hub's.
 
     It is not moved: its owner is unknown. Empty once the hub has started with its own folder.
@@ -201,4 +201,4 @@ def earlier_folder() -> Path:
 def _content_without_owner(folder: Path) -> list[str]:
     if (folder / OWNER_FILE).exists():
         return []
-    return [name for file, name in EARLIER.items() if (folder / file).exists()]
+    return [name for file, name in EARLIER_FILES.items() if (folder / file).exists()]

@@ -22,7 +22,7 @@ import structlog
 from isthmus.app.audit import close_audit, open_audit
 from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import PARENT, RunningHub
-from isthmus.app.reload import Reloader, Source
+from isthmus.app.reload import ConfigurationSource, Reloader
 from isthmus.app.state_folder import claim
 from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
@@ -50,7 +50,7 @@ CLOSE_SECONDS = 2.0
 async def run_stdio(
     configuration: Configuration,
     environment: Mapping[str, str],
-    source: Source | None = None,
+    source: ConfigurationSource | None = None,
     *,
     surface: Surface | None = None,
     set_name: str | None = None,

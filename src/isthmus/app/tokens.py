@@ -1,4 +1,4 @@
-"""Tokens of trusted issuers and access tokens of the hub: verifies and issues them, and fetches the issuers' keys.
+"""Verifies tokens of issuers, issues and verifies the hub's own tokens, and fetches the issuers' keys.
 
 `serve` creates one `TokenService` and passes it changed configurations. `IssuerKeys` fetches the public keys (JWKS) of
 issuers every five minutes, and finds them by the issuers' metadata; `identity.jwt_callers` verifies tokens with them.
@@ -44,14 +44,14 @@ log = structlog.get_logger(__name__)
 
 assert LIFETIME_SECONDS == REAL_LIFETIME_SECONDS, "the announced lifetime is the real one"
 
-_PROVED = "isthmus.proved"
-"""The scope key that marks a request's proof as accepted; its value is the request's own list of headers."""
+_PROVEN_SCOPE_KEY = "isthmus.proved"
+"""The key of the ASGI scope that marks a request's proof as accepted; its value is the request's list of headers."""
 
-_MARK = "isthmus.proof"
-"""The scope key with the digest of an accepted proof."""
+_PROOF_SCOPE_KEY = "isthmus.proof"
+"""The key of the ASGI scope for the digest of an accepted proof."""
 
-_CLAIMED = "isthmus.claimed"
-"""The scope key with what the database said about a request's proof."""
+_CLAIM_SCOPE_KEY = "isthmus.claimed"
+"""The key of the ASGI scope for the result of storing a request's proof in the database."""
 
 PROOF = "proof"
 """The `Document.kind` of accepted proofs."""
@@ -120,7 +120,7 @@ class TokenService:
             if old is not None and old.settings == settings and are_tenants_same:
                 issuers.append(old)
                 continue
-            bound = partial(_bound, configuration.tenants, is_claimed=settings.tenant_claim is not None)
+            bound = partial(_bound_caller, configuration.tenants, is_claimed=settings.tenant_claim is not None)
             new = Issuer(settings, bound, time.time, time.monotonic)
             if old is not None:
                 new.inherit_keys(old)
@@ -137,7 +137,7 @@ class TokenService:
         """The hub's address as this request's sender sees it; None if no token is needed."""
         return self._addresses.base(fields) if self.identities.wants_proof else None
 
-    # -- as a verifier: the issuers, whichever they are now ----------------------------------------------------------
+    # -- as a verifier: delegates to the current issuers -------------------------------------------------------------
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
         """See `identity.verifier.Verifier`."""
@@ -151,23 +151,23 @@ class TokenService:
 
     def prove(self, fields: Fields, request: Request) -> Caller | Unprovable | None:
         """See `frontends.http.auth.Prove`."""
-        shown = bound_of(fields)
-        if shown is None:
+        bound_token = bound_of(fields)
+        if bound_token is None:
             return None
-        token, proof = shown
+        token, proof = bound_token
         path = request["raw_path"].decode("latin-1")
         bases = request.get(BASES) or (self._addresses.base(fields),)
-        asked = ProvenRequest(proof, request["method"], [base + path for base in bases])
+        proven_request = ProvenRequest(proof, request["method"], [base + path for base in bases])
         # One request may be checked more than once. A copied scope contains the same headers.
-        is_proved = request.get(_PROVED) is request["headers"]
-        found = self._issuers.bound_caller_of(token, asked, is_proved=is_proved)
-        claimed: WriteResult = request.get(_CLAIMED, "kept")
-        if isinstance(found, Caller) and claimed == "kept":
+        is_proved = request.get(_PROVEN_SCOPE_KEY) is request["headers"]
+        found = self._issuers.bound_caller_of(token, proven_request, is_proved=is_proved)
+        claim_result: WriteResult = request.get(_CLAIM_SCOPE_KEY, "kept")
+        if isinstance(found, Caller) and claim_result == "kept":
             if not is_proved:
-                request[_PROVED], request[_MARK] = request["headers"], self._proofs.accepted
-            return self.identities.verified(found)
+                request[_PROVEN_SCOPE_KEY], request[_PROOF_SCOPE_KEY] = request["headers"], self._proofs.accepted
+            return self.identities.add_verified(found)
         if isinstance(found, Caller):
-            found = USED if claimed == "conflict" else UNCHECKED
+            found = PROOF_USED if claim_result == "conflict" else PROOF_UNCHECKED
         self._refused = (fields, found)
         return Unprovable(found.reason) if found.is_issuer_away else None
 
@@ -176,13 +176,15 @@ class TokenService:
 
         async def claim(fields: Fields, request: Request) -> None:
             # A proof that this node refuses is not worth a write.
-            is_proved = auth.caller_of(fields, request) is not None and request.get(_PROVED) is request["headers"]
-            if not is_proved or _CLAIMED in request:
+            is_proved = (
+                auth.caller_of(fields, request) is not None and request.get(_PROVEN_SCOPE_KEY) is request["headers"]
+            )
+            if not is_proved or _CLAIM_SCOPE_KEY in request:
                 return
             written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-            document = Document(PROOF, "", request[_MARK].hex(), 1, time.time(), b"")
+            document = Document(PROOF, "", request[_PROOF_SCOPE_KEY].hex(), 1, time.time(), b"")
             journal.write([document], lambda result: None if written.done() else written.set_result(result))
-            request[_CLAIMED] = await written
+            request[_CLAIM_SCOPE_KEY] = await written
 
         async def prune() -> None:
             while True:
@@ -209,9 +211,9 @@ class TokenService:
 
     def _explain(self, fields: Mapping[bytes, bytes]) -> RejectedCredential | None:
         if bound_of(fields) is not None:
-            refused_fields, why = self._refused or (None, UNASKED)
+            refused_fields, why = self._refused or (None, BOUND_TOKEN_UNSUPPORTED)
             self._refused = None
-            return _shown(why if refused_fields is fields else UNASKED, is_bound=True)
+            return _rejected(why if refused_fields is fields else BOUND_TOKEN_UNSUPPORTED, is_bound=True)
         credential = credential_of(fields)
         if credential is None:
             # Contradicting credentials and other schemes are ignored.
@@ -219,24 +221,25 @@ class TokenService:
         unproven = self._issuers.refusal_of(credential)
         if unproven is None:
             return RejectedCredential(is_genuine=self._own.has_made(credential))
-        return _shown(unproven)
+        return _rejected(unproven)
 
     def _trusted(self) -> tuple[TrustedIssuer, ...]:
-        settings = (issuer.settings for issuer in self._issuers)
+        known = (issuer.settings for issuer in self._issuers)
         return tuple(
-            TrustedIssuer(each.issuer, each.audience, tuple(each.scopes), each.dpop != "optional") for each in settings
+            TrustedIssuer(issuer.issuer, issuer.audience, tuple(issuer.scopes), issuer.dpop != "optional")
+            for issuer in known
         )
 
 
-USED = Unproven("it was used already", is_genuine=True, is_proof_wrong=True)
-UNCHECKED = Unproven("the hub cannot find out whether its proof was used already: try again", is_issuer_away=True)
+PROOF_USED = Unproven("it was used already", is_genuine=True, is_proof_wrong=True)
+PROOF_UNCHECKED = Unproven("the hub cannot find out whether its proof was used already: try again", is_issuer_away=True)
 """The database is away."""
 
-UNASKED = Unproven("tokens that are bound to a key are not accepted here")
+BOUND_TOKEN_UNSUPPORTED = Unproven("tokens that are bound to a key are not accepted here")
 """Why a bound token is refused where proofs are not supported."""
 
 
-def _shown(unproven: Unproven, *, is_bound: bool = False) -> RejectedCredential:
+def _rejected(unproven: Unproven, *, is_bound: bool = False) -> RejectedCredential:
     return RejectedCredential(
         unproven.reason,
         unproven.is_scope_missing,
@@ -248,7 +251,7 @@ def _shown(unproven: Unproven, *, is_bound: bool = False) -> RejectedCredential:
     )
 
 
-def _bound(tenants: Tenants, caller: Caller, *, is_claimed: bool) -> Caller | None:
+def _bound_caller(tenants: Tenants, caller: Caller, *, is_claimed: bool) -> Caller | None:
     """Narrow a caller to its tenant's permissions.
 
     If tenants are configured, a token for an unknown tenant is refused, because nothing would limit it.

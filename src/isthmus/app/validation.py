@@ -8,23 +8,21 @@ The queue is bounded, and so is each caller's part of it. `RunningHub` owns it; 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import structlog
 
-import isthmus
+from isthmus.app.process_setup import start_worker
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.argument_validation import EXPENSIVE
 from isthmus.model.callers import Caller
 from isthmus.model.fault_table import BadArguments, Overloaded
-from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
+from isthmus.transport.process import ProcessChannel, SpawnFailed
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +65,7 @@ class ValidationWorker:
         """When the expensive calls of a tool are checked again, by the tool's digest."""
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[object] | None = None
-        self._process: _Process | None = None
+        self._process: ValidatorProcess | None = None
 
     def validate(self, inflight: InFlight, then: Callable[[InFlight], None]) -> None:
         """Check a call's arguments and go on with it, or end it."""
@@ -103,7 +101,7 @@ class ValidationWorker:
             await self._end_process()
 
     async def _wait_for_call(self) -> bool:
-        """Whether a call to check is there, or came before the process was idle for too long."""
+        """Wait for a call to check; False if none has come for `IDLE_SECONDS`."""
         if not self._queue:
             self._arrived.clear()
             with suppress(TimeoutError):
@@ -143,7 +141,7 @@ class ValidationWorker:
         """
         try:
             if self._process is None:
-                self._process = await _Process.start(self._environment)
+                self._process = await ValidatorProcess.start(self._environment)
                 async with asyncio.timeout(START_SECONDS):
                     await self._process.validate(b"true", b"{}")
             async with asyncio.timeout(CHECK_SECONDS):
@@ -160,7 +158,7 @@ class ValidationWorker:
             await process.channel.aclose()
 
 
-class _Process:
+class ValidatorProcess:
     """One worker process; it does one check at a time."""
 
     channel: ProcessChannel
@@ -171,18 +169,16 @@ class _Process:
         self._lost: str | None = None
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str]) -> _Process:
+    async def start(cls, environment: Mapping[str, str]) -> ValidatorProcess:
         """Start a process.
 
         Raises:
             SpawnFailed: it cannot be started.
         """
         process = cls()
-        package = str(Path(isthmus.__file__).parent.parent)
-        process.channel = await ProcessChannel.spawn(
-            [sys.executable or "python3", "-m", WORKER],
-            env=child_environment({"PYTHONPATH": package}, environment),
-            cwd=None,
+        process.channel = await start_worker(
+            WORKER,
+            environment,
             on_bytes=process._received,
             on_lost=process._ended,
         )

@@ -33,7 +33,7 @@ from isthmus.app.access import (
     table_of,
 )
 from isthmus.app.definition_pins import definition_store
-from isthmus.app.extensions import narrowing_of
+from isthmus.app.extensions import extension_policy
 from isthmus.app.hub import LOCAL
 from isthmus.app.shared_state import is_shared
 from isthmus.cli.config import configuration_of
@@ -381,7 +381,7 @@ def _listed(
 
 
 def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
-    exposed, policy = ExposedTools(configuration.hub.expose), narrowing_of(configuration)
+    exposed, policy = ExposedTools(configuration.hub.expose), extension_policy(configuration)
     hides = hidden_by(configuration.fleets.values())
     return Snapshot(
         0,

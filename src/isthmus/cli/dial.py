@@ -19,12 +19,12 @@ import click
 from isthmus.app.dial import (
     BadAddress,
     BadToken,
+    ConnectionStatus,
     Dialler,
     DialPlan,
     DialStatus,
     HubAddress,
     HubRefused,
-    LineStatus,
     LocalServerStatus,
     open_dialler,
     read_address,
@@ -269,7 +269,7 @@ def name_of_url(url: str) -> str:
 # -- the live view ---------------------------------------------------------------------------------------------------
 
 
-def connection_text(line: LineStatus, now: float) -> str:
+def connection_text(line: ConnectionStatus, now: float) -> str:
     """The state of a connection."""
     match line.state:
         case "starting":
@@ -284,7 +284,7 @@ def connection_text(line: LineStatus, now: float) -> str:
             return f"reconnecting in {seconds:.0f} s: {line.reason}"
 
 
-def connection_texts(lines: Sequence[LineStatus], now: float) -> list[str]:
+def connection_texts(lines: Sequence[ConnectionStatus], now: float) -> list[str]:
     """The states of the connections; equal ones are counted."""
     if not lines:
         return ["waiting for a server"]

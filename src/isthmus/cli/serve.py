@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import structlog
 
-from isthmus.app.reload import Source
+from isthmus.app.reload import ConfigurationSource
 from isthmus.app.serve import reserve_address, serve
 from isthmus.app.shared_state import close_shared_state
 from isthmus.app.state_folder import find_running
@@ -125,7 +125,7 @@ def serve_hub(
     """
     configuration = configuration_of(file, host=host, port=port, log_level=log_level)
     configure_logs(configuration.hub)
-    source = Source(file, os.environ, Path.cwd(), home(), host, port, log_level, worker)
+    source = ConfigurationSource(file, os.environ, Path.cwd(), home(), host, port, log_level, worker)
     if worker is not None:
         configuration = worker.adapt(configuration)
 
@@ -190,7 +190,10 @@ def serve_stdio(source: RemoteSource | LocalSource, log_level: str | None = None
         configure_logs(configuration.hub, log_level)
     else:
         configuration, surface = configuration_of(source.file, log_level=log_level), None
-        files, state = Source(source.file, os.environ, Path.cwd(), home(), log_level=log_level), configuration.hub.state
+        files, state = (
+            ConfigurationSource(source.file, os.environ, Path.cwd(), home(), log_level=log_level),
+            configuration.hub.state,
+        )
         configure_logs(configuration.hub)
         log_warnings(configuration)
         if set_name is not None and set_name not in configuration.sets:

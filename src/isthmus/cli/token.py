@@ -19,7 +19,7 @@ import msgspec
 
 from isthmus.app.key_files import KeyStore, fix_of, reason_of
 from isthmus.app.shared_state import key_store
-from isthmus.app.state_folder import KEYS, earlier_folder, find_running, left_behind, write_owner
+from isthmus.app.state_folder import KEYS, earlier_folder, earlier_state, find_running, write_owner
 from isthmus.cli.config import configuration_for_keys
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
@@ -358,7 +358,7 @@ def _is_open(configuration: Configuration) -> bool:
 
 def _earlier_keys(configuration: Configuration) -> list[str]:
     """A hint for people who look for a key: an earlier version kept its keys elsewhere."""
-    if KEYS not in left_behind(configuration):
+    if KEYS not in earlier_state(configuration):
         return []
     return [f"An earlier version kept the keys of all hubs in {earlier_folder()}; `isthmus serve` says how to keep it."]
 

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from isthmus.config import finding_codes, values
 from isthmus.config.client_formats import PROJECT_NAMES, Dialect, dialect_of
@@ -88,6 +89,15 @@ class Document:
         if self.file.parent == cwd and not _is_hidden(self.file.parent):
             return None  # the working folder itself may be below a hidden one
         return next(filter(_is_hidden, self.file.parents), None)
+
+
+FileVersion: TypeAlias = tuple[int, ...]
+"""Identifies a version of a file without reading it."""
+
+
+def version_of(status: os.stat_result) -> FileVersion:
+    """The version of a file that has this status."""
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _is_hidden(folder: Path) -> bool:

@@ -764,7 +764,7 @@ class BaseLink:
     def listen(self) -> None:
         """Subscribe to changes, if the server announces them and its era needs a request for that."""
         if self.dialect.era == "modern" and self.capabilities.announces_changes and not self.lost.done():
-            self._modern_subscriptions.again()
+            self._modern_subscriptions.resubscribe()
 
     def _listen_to(self, uris: Collection[str]) -> None:
         """Replace a modern server's subscription by one for its lists and these resources."""
@@ -872,7 +872,7 @@ class FollowerLink:
     def listen(self) -> None:
         """Subscribe again, after the other node has ended it."""
         if self._modern_subscriptions.wanted and not self.lost.done():
-            self._modern_subscriptions.again()
+            self._modern_subscriptions.resubscribe()
 
     def _listen_to(self, uris: Collection[str]) -> None:
         if uris:
@@ -949,7 +949,7 @@ class ListenRequests:
         link._listen_done()
         link._modern_subscriptions.acknowledged(modern.read_granted(params))
         if self._missed_changes:
-            self._missed_changes = link._modern_subscriptions.is_asking
+            self._missed_changes = link._modern_subscriptions.has_pending
             link.on_gap()
 
     def subscription_ended(self, subscription: int) -> None:

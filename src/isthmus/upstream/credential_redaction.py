@@ -45,8 +45,8 @@ MARK = "***"
 REDACTED = msgspec.Raw(b'"***"')
 REDACTED_RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"***"}],"isError":true}')
 
-AHEAD_BYTES = 16_384
-"""A secret that begins in the wanted part of a text and ends behind it is found if it is at most so long."""
+LOOKAHEAD_BYTES = 16_384
+"""How far behind the wanted part of a text a secret may end that begins in it."""
 
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _VALUE = re.compile(r'("(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*)(\s*:)?', re.DOTALL)
@@ -78,10 +78,10 @@ def redact_result(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
 def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
     """The first `length` characters of a JSON text without the credentials."""
     whole = memoryview(payload)
-    text = bytes(whole[: length + AHEAD_BYTES]).decode("utf-8", "replace")
+    text = bytes(whole[: length + LOOKAHEAD_BYTES]).decode("utf-8", "replace")
     if redact is str:
         return text[:length]
-    if len(whole) > length + AHEAD_BYTES:
+    if len(whole) > length + LOOKAHEAD_BYTES:
         # An escape that is cut in half is no JSON, and a string without an end would be searched again and again.
         half = text.rfind("\\", max(0, len(text) - 6))
         text = (text if half < 0 else text[:half]) + '""'
@@ -90,9 +90,9 @@ def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
         # The rest is searched as a whole, which is far quicker.
         if "\\" not in found[0] or len(found[0]) < SECRET_LENGTH_MIN:
             return found[0]
-        said: str = json.loads(found[0])
-        hidden = redact(said)
-        return found[0] if hidden == said else json.dumps(hidden, ensure_ascii=False)
+        plain: str = json.loads(found[0])
+        hidden = redact(plain)
+        return found[0] if hidden == plain else json.dumps(hidden, ensure_ascii=False)
 
     return redact(_TEXT.sub(without, text))[:length]
 
@@ -109,17 +109,17 @@ def redact_whole(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
     def without(found: re.Match[str]) -> str:
         written = found[1]
         is_number = not written.startswith('"')
-        said: str = json.loads(written) if "\\" in written else written.strip('"')
-        hidden = redact(said)
-        if hidden == said or (_is_spared_name(said, hidden) if found[2] is not None else said in FORM_WORDS):
+        plain: str = json.loads(written) if "\\" in written else written.strip('"')
+        hidden = redact(plain)
+        if hidden == plain or (_is_spared_name(plain, hidden) if found[2] is not None else plain in FORM_WORDS):
             return found[0]
         return json.dumps(MARK if is_number else hidden, ensure_ascii=False) + (found[2] or "")
 
     return msgspec.Raw(_VALUE.sub(without, text).encode("utf-8", "surrogatepass"))
 
 
-def _is_spared_name(said: str, hidden: str) -> bool:
-    return len(said) - len(hidden.replace(MARK, "")) < KEY_LENGTH_MIN
+def _is_spared_name(plain: str, hidden: str) -> bool:
+    return len(plain) - len(hidden.replace(MARK, "")) < KEY_LENGTH_MIN
 
 
 def redact_json(
@@ -138,9 +138,9 @@ def redact_json(
         return instead
 
     def without(found: re.Match[bytes]) -> bytes:
-        said: str = json.loads(found[1])
-        hidden = redact(said)
-        is_spared = _is_spared_name(said, hidden) if found[2] is not None else len(said) < shortest
-        return found[0] if is_spared or hidden == said else json.dumps(hidden).encode() + (found[2] or b"")
+        plain: str = json.loads(found[1])
+        hidden = redact(plain)
+        is_spared = _is_spared_name(plain, hidden) if found[2] is not None else len(plain) < shortest
+        return found[0] if is_spared or hidden == plain else json.dumps(hidden).encode() + (found[2] or b"")
 
     return msgspec.Raw(_STRING.sub(without, raw))

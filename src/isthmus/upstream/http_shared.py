@@ -21,6 +21,8 @@ from isthmus.upstream.response_waiters import PendingRequest
 OK = 200
 UNAUTHORIZED = 401
 FORBIDDEN = 403
+TURNED_AWAY = (307, 308, UNAUTHORIZED, FORBIDDEN, 405, 406, 415)
+"""Statuses that prove that the server did not process the request."""
 
 ADVICE = {
     401: "; check the credentials in its headers",
@@ -195,7 +197,7 @@ class OneWayPosts:
     def __init__(self, client: HttpClient) -> None:
         self.client = client
         self._under_way: set[_OneWayPost] = set()
-        self._quiet: asyncio.Future[None] | None = None
+        self._all_sent: asyncio.Future[None] | None = None
 
     def has_room(self) -> bool:
         """Whether another POST would be sent."""
@@ -213,34 +215,34 @@ class OneWayPosts:
         """
         self.start(_Cancellation(self, head, message, is_wanted))
 
-    def start(self, notice: _OneWayPost) -> None:
+    def start(self, post: _OneWayPost) -> None:
         """Send it, unless too many are being posted."""
         if self.has_room():
-            self._under_way.add(notice)
-            notice.send()
+            self._under_way.add(post)
+            post.send()
 
     def answer(self, head: bytes, message: bytes) -> None:
         """Post a reply that the server waits for, however many POSTs are running: questions per call are limited."""
         _ReplyPost(self, head, message).send()
 
-    async def quiet(self) -> None:
+    async def wait_sent(self) -> None:
         """Wait until no notification is being posted; `ONE_WAY_SECONDS` at most."""
         while self._under_way:
-            self._quiet = asyncio.get_running_loop().create_future()
-            await self._quiet
+            self._all_sent = asyncio.get_running_loop().create_future()
+            await self._all_sent
 
-    def post_ended(self, notice: _OneWayPost) -> None:
+    def post_ended(self, post: _OneWayPost) -> None:
         """A POST was acknowledged, lost, or given up."""
-        self._under_way.discard(notice)
-        if not self._under_way and self._quiet is not None and not self._quiet.done():
-            self._quiet.set_result(None)
+        self._under_way.discard(post)
+        if not self._under_way and self._all_sent is not None and not self._all_sent.done():
+            self._all_sent.set_result(None)
 
 
 class _OneWayPost:
     """One POST whose response is ignored; it ends with the response or at its deadline."""
 
-    def __init__(self, notices: OneWayPosts, head: bytes, message: bytes | None) -> None:
-        self._one_way_posts = notices
+    def __init__(self, posts: OneWayPosts, head: bytes, message: bytes | None) -> None:
+        self._one_way_posts = posts
         self._head = head
         self._message = message
         self._loop = asyncio.get_running_loop()
@@ -273,8 +275,8 @@ class _OneWayPost:
 class _Cancellation(_OneWayPost):
     """A cancellation that is repeated after it was acknowledged, lost, or given up."""
 
-    def __init__(self, notices: OneWayPosts, head: bytes, message: bytes, is_wanted: Callable[[], bool]) -> None:
-        super().__init__(notices, head, message)
+    def __init__(self, posts: OneWayPosts, head: bytes, message: bytes, is_wanted: Callable[[], bool]) -> None:
+        super().__init__(posts, head, message)
         self._is_wanted = is_wanted
         self._pauses = iter(CANCEL_PAUSES)
 
@@ -303,8 +305,8 @@ class _ReplyPost(_OneWayPost):
     id is used up.
     """
 
-    def __init__(self, notices: OneWayPosts, head: bytes, message: bytes) -> None:
-        super().__init__(notices, head, message)
+    def __init__(self, posts: OneWayPosts, head: bytes, message: bytes) -> None:
+        super().__init__(posts, head, message)
         self._until = self._loop.time() + REPLY_SECONDS
         self._is_second = False
         self._is_taken = False

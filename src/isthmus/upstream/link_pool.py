@@ -36,29 +36,30 @@ from isthmus.upstream.subscription_sync import SubscriptionSync
 
 log = structlog.get_logger(__name__)
 
-CONVERSATION_SECONDS = 3600.0
+SESSION_IDLE_SECONDS = 3600.0
 """How long an idle link is kept for its sessions or its caller: as long as an MCP session."""
 
-SPARE_SECONDS = 300.0
-"""The same for a link with only calls outside of sessions."""
+NO_SESSION_IDLE_SECONDS = 300.0
+"""How long an idle link is kept that had only calls outside of sessions."""
 
-GUESTS_MAX = 1_000
-"""Sessions bound to a shared link; an earlier one that comes back starts as a new one."""
+BOUND_SESSIONS_MAX = 1_000
+"""Sessions that are bound to one shared link; the oldest is unbound first, and starts as a new session if it
+returns."""
 
-FOLLOW_SECONDS = 5.0
+SUBSCRIBE_SECONDS = 5.0
 """How long a call waits until its new link has its caller's subscriptions."""
 
 RECHECK_SECONDS = 1.0
 """How often the tools on such links are checked while a server announces changes all the time."""
 
 MISSED_MAX = 1_000
-"""Closed links that are remembered because they had subscriptions."""
+"""Evicted links that are remembered because they had subscriptions."""
 
 
-FOR_LISTS = ("", "", "")
+LISTS_ONLY = ("", "", "")
 """The scope of a link on which only lists were read, until a caller's first call uses it."""
 
-BASE_LENGTH = 3
+OWNER_LENGTH = 3
 """Parts of a scope that identify the owner; a further part numbers links of the same owner."""
 
 
@@ -76,29 +77,29 @@ class LinkKey(NamedTuple):
 
 
 class _PooledLink:
-    """One link of the pool, finished or being made, and its calls."""
+    """One link of the pool, with its calls; it may still be connecting."""
 
     def __init__(self, key: LinkKey) -> None:
         self.key = key
         self.link: BaseLink | None = None
         self.waiting: dict[InFlight, None] = {}
         self.calls = 0
-        self.has_carried = False
+        self.has_had_calls = False
         """A call was sent on it, which may have left state on the server."""
         self.is_done = False
         """Its session has ended."""
-        self.guests: dict[LinkKey, None] = {}
+        self.bound_sessions: dict[LinkKey, None] = {}
         """Sessions bound to this shared link, each by the key that a link of its own would have."""
-        self.is_kept = False
-        """One of them has come back: once the server asks something, no other session starts here."""
+        self.is_resumed = False
+        """A bound session has made a second call: if the server asks questions, no other session may start here."""
         self.borrowers = 0
-        """How many listings use it now."""
+        """How many listings use the link now."""
         self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends when the link is ready, or has failed; then `why` is the reason."""
-        self.why = "the hub gives it up"
+        self.why = "the hub closed it"
         self.idle: asyncio.TimerHandle | None = None
 
-    def rouse(self) -> None:
+    def stop_idle_timer(self) -> None:
         if self.idle is not None:
             self.idle.cancel()
             self.idle = None
@@ -121,11 +122,11 @@ class LinkPool:
         self._connect = connect
         self._on_log = on_log
         self._subscription_sync = subscription_sync
-        self._missed: dict[LinkKey, None] = {}
+        self._evicted: dict[LinkKey, None] = {}
         """Owners whose link was closed to make room; on their next link, subscribers are notified."""
         self._members: OrderedDict[LinkKey, _PooledLink] = OrderedDict()
-        self._of: dict[InFlight, _PooledLink] = {}
-        self._homes: dict[str, dict[LinkKey, _PooledLink]] = {}
+        self._member_of: dict[InFlight, _PooledLink] = {}
+        self._bound_to: dict[str, dict[LinkKey, _PooledLink]] = {}
         """Shared links that sessions are bound to, by session name."""
         self._calls = 0
         self._is_closed = False
@@ -138,11 +139,9 @@ class LinkPool:
         """Questions on a link may not name their call, so that two callers must not share one."""
         self.takes_methods = False
         """Whether the server accepts any MCP method, not only tool calls."""
-        self._asks = False
-        """There was such a question: sessions start on a link without calls from now on, and so do calls outside of
-        sessions.
-
-        Any two of these may belong to different programs.
+        self._asks_between_calls = False
+        """A question did not name its call: from now on each session, and each call outside of sessions, starts on a
+        link without calls. Any two of them may belong to different programs.
         """
         self.shares_subscriptions = False
         """Subscriptions apply to everybody with calls on these links."""
@@ -170,23 +169,23 @@ class LinkPool:
 
     def send(self, inflight: InFlight) -> None:
         """Send the call on its own link, or make that link first."""
-        if (own := self._of.get(inflight)) is not None and own.link is not None:
+        if (own := self._member_of.get(inflight)) is not None and own.link is not None:
             own.link.send(inflight)  # again, with the answers to the server's questions
             return
-        if (refusal := self._without_own(inflight.call.caller)) is not None:
+        if (refusal := self._missing_credentials(inflight.call.caller)) is not None:
             inflight.fail(refusal)
             return
         member = self._member_for(inflight.call)
         if member is None:
             inflight.fail(Overloaded(self._settings.name, len(self._members), 0))
             return
-        member.rouse()
-        if not member.has_carried:
-            member.has_carried = True
+        member.stop_idle_timer()
+        if not member.has_had_calls:
+            member.has_had_calls = True
             if member.link is not None:  # later questions between calls may belong to this call
                 member.link.questions.can_wait = not _has_no_session(member.key)
         member.calls += 1
-        self._of[inflight] = member
+        self._member_of[inflight] = member
         self._members.move_to_end(member.key)
         if member.link is None:
             member.waiting[inflight] = None
@@ -194,60 +193,65 @@ class LinkPool:
             self._send(member.link, inflight)
 
     def _member_for(self, call: Call) -> _PooledLink | None:
-        """The link that a call's session is bound to, or one for its first call; None if there is no room."""
+        """The link that a call's session is bound to, or a link for its first call; None if there is no room."""
         client_caps = call.client_caps if self.differs_by_client else NO_CAPABILITIES
         is_bound = bool(client_caps and call.session) and self._settings.isolation != "call"
-        guest = LinkKey(
+        session_key = LinkKey(
             (call.caller.tenant, call.caller.name, call.session), client_caps, self._subject_of(call.caller)
         )
-        if is_bound and (home := self._homes.get(call.session, {}).get(guest)) is not None:
-            home.is_kept = True
+        if is_bound and (home := self._bound_to.get(call.session, {}).get(session_key)) is not None:
+            home.is_resumed = True
             return home
-        key = self._key_in(guest.subject, call.caller, client_caps, "" if call.shares_link else call.session)
-        if self._asks and _has_no_session(key):
-            member = self._vacant(key)
+        key = self._key_in(session_key.subject, call.caller, client_caps, "" if call.shares_link else call.session)
+        if self._asks_between_calls and _has_no_session(key):
+            member = self._reusable(key)
             if member is None and key in self._members:  # a further link for calls without a session
                 self._calls += 1
                 key = key._replace(scope=(*key.scope, str(self._calls)))
             member = member or self._adopt(key) or self._admit(key)
         else:
             member = self._members.get(key) or self._adopt(key) or self._admit(key)
-        if is_bound and member is not None and member.key != guest:
-            self._homes.setdefault(call.session, {})[guest] = member
-            member.guests[guest] = None
-            if len(member.guests) > GUESTS_MAX:
-                self._unbind(next(iter(member.guests)))
+        if is_bound and member is not None and member.key != session_key:
+            self._bound_to.setdefault(call.session, {})[session_key] = member
+            member.bound_sessions[session_key] = None
+            if len(member.bound_sessions) > BOUND_SESSIONS_MAX:
+                self._unbind(next(iter(member.bound_sessions)))
         return member
 
-    def _unbind(self, guest: LinkKey) -> None:
-        homes = self._homes.get(guest.scope[2], {})
-        if (home := homes.pop(guest, None)) is not None:
-            home.guests.pop(guest, None)
+    def _unbind(self, session_key: LinkKey) -> None:
+        homes = self._bound_to.get(session_key.scope[2], {})
+        if (home := homes.pop(session_key, None)) is not None:
+            home.bound_sessions.pop(session_key, None)
             if not homes:
-                del self._homes[guest.scope[2]]
+                del self._bound_to[session_key.scope[2]]
 
-    def _vacant(self, key: LinkKey) -> _PooledLink | None:
+    def _reusable(self, key: LinkKey) -> _PooledLink | None:
         """The last used link of the same caller and capabilities on which a session may start.
 
         It has no calls, its server cannot ask about earlier ones, and no session has come back to it.
         """
         for member in reversed(self._members.values()):
             is_alike = member.key.scope[:3] == key.scope and member.key[1:] == key[1:]
-            if is_alike and not (member.calls or member.is_kept or self._is_worn(member) or _has_declined(member)):
+            if is_alike and not (
+                member.calls
+                or member.is_resumed
+                or self._may_get_late_question(member)
+                or _has_unanswered_question(member)
+            ):
                 return member
         return None
 
-    def _is_worn(self, member: _PooledLink) -> bool:
+    def _may_get_late_question(self, member: _PooledLink) -> bool:
         """Whether its server may still ask about an earlier call, so that no other session may start on it."""
         return (
-            self._asks
+            self._asks_between_calls
             and _has_no_session(member.key)
             and member.link is not None
             and member.link.questions.abandoned_session is not None
         )
 
-    def _without_own(self, caller: Caller) -> Fault | None:
-        """Why the caller cannot use the server: it needs own credentials and has none."""
+    def _missing_credentials(self, caller: Caller) -> Fault | None:
+        """The fault of a caller without the credentials of its own that the server demands; None if it may call."""
         credentials = self._settings.credentials
         if not credentials.are_demanded or credentials.has_own(Subject(caller.tenant, caller.name)):
             return None
@@ -266,7 +270,7 @@ class LinkPool:
         if self._settings.isolation == "call":
             self._calls += 1
             return LinkKey(("call", str(self._calls)), client_caps, subject)
-        if (self.is_duplex or self._asks) and client_caps:
+        if (self.is_duplex or self._asks_between_calls) and client_caps:
             return LinkKey((caller.tenant, caller.name, session), client_caps, subject)
         if self._settings.isolation == "caller" or self.is_duplex or subject is not None:
             return LinkKey((caller.tenant, caller.name), client_caps, subject)
@@ -277,8 +281,8 @@ class LinkPool:
 
         Not if its server asked something and got no answer: a new link asks again, when there is a call.
         """
-        fresh = self._members.get(key._replace(scope=FOR_LISTS))
-        if fresh is None or fresh.has_carried or _has_declined(fresh):
+        fresh = self._members.get(key._replace(scope=LISTS_ONLY))
+        if fresh is None or fresh.has_had_calls or _has_unanswered_question(fresh):
             return None
         del self._members[fresh.key]
         fresh.key = key
@@ -295,33 +299,33 @@ class LinkPool:
         if self._is_closed:
             return None
         if len(self._members) >= self._settings.max_calls:
-            idle = self._idlest()
+            idle = self._link_to_evict()
             if idle is None:
                 return None
             if not _has_no_session(idle.key) and self._followed_uris(idle.key):
                 # Subscribers are notified on their next link: reading resources again now would need another link.
-                self._missed[idle.key] = None
-                if len(self._missed) > MISSED_MAX:
-                    del self._missed[next(iter(self._missed))]
+                self._evicted[idle.key] = None
+                if len(self._evicted) > MISSED_MAX:
+                    del self._evicted[next(iter(self._evicted))]
             self._retire(idle)
         member = self._members[key] = _PooledLink(key)
         self._background.spawn(f"link of {self._settings.name}", self._make(member))
         return member
 
-    def _idlest(self) -> _PooledLink | None:
-        """The link to close: the one that was idle longest, of the caller with most links.
+    def _link_to_evict(self) -> _PooledLink | None:
+        """The link to close for a new one: the longest idle link of the caller with most links.
 
-        So one caller cannot evict another's link by opening many. Links that a session relies on come later, links with
+        A caller cannot evict another's link by opening many. Links that a session relies on come later, links with
         subscriptions last.
         """
-        idle = [each for each in self._members.values() if not (each.calls or each.borrowers)]
-        followed = {self._home(follower) for follower in self._subscription_sync.followers()} if idle else ()
+        idle = [member for member in self._members.values() if not (member.calls or member.borrowers)]
+        followed = {self._link_key_of(follower) for follower in self._subscription_sync.followers()} if idle else ()
         held = Counter(_owner(member.key) for member in self._members.values())
         return min(
             idle,
             key=lambda each: (
                 -held[_owner(each.key)],
-                each.is_kept or not _has_no_session(each.key),
+                each.is_resumed or not _has_no_session(each.key),
                 each.key in followed,
             ),
             default=None,
@@ -329,43 +333,43 @@ class LinkPool:
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """A call that waits for its link has not left."""
-        member = self._of.get(inflight)
+        member = self._member_of.get(inflight)
         return member is not None and member.link is not None and member.link.may_have_run(inflight)
 
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
         """See `core.ports.TaskLink`."""
-        member = self._of.get(inflight)
+        member = self._member_of.get(inflight)
         return None if member is None or member.link is None else member.link.link_session_of(inflight)
 
     def redactor_for(self, inflight: InFlight) -> Redact:
         """See `upstream.credential_redaction.Redacting`."""
-        member = self._of.get(inflight)
+        member = self._member_of.get(inflight)
         return self._settings.redact if member is None or member.link is None else member.link.redact
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Cancel the call at the server, if it got that far."""
-        member = self._of.get(inflight)
+        member = self._member_of.get(inflight)
         if member is not None and member.link is not None:
             member.link.withdraw(inflight, reason)
 
     def call_ended(self, inflight: InFlight) -> None:
         """A call has ended: its link is idle, or is closed."""
-        member = self._of.pop(inflight, None)
+        member = self._member_of.pop(inflight, None)
         if member is None:
             return
         member.waiting.pop(inflight, None)
         member.calls -= 1
-        self._rest(member)
+        self._release(member)
 
     def left(self, session: str) -> None:
         """Close the links of a session: at once, or after its last call."""
         for member in [member for member in self._members.values() if session and member.key.scope[2:3] == (session,)]:
             member.is_done = True
-            self._rest(member)
-        for guest in list(self._homes.get(session, ())):
-            self._unbind(guest)
-        for key in [key for key in self._missed if session and key.scope[2:3] == (session,)]:
-            del self._missed[key]
+            self._release(member)
+        for session_key in list(self._bound_to.get(session, ())):
+            self._unbind(session_key)
+        for key in [key for key in self._evicted if session and key.scope[2:3] == (session,)]:
+            del self._evicted[key]
 
     def is_per_caller(self, client_caps: ClientCapabilities) -> bool:
         """See `core.ports.CallerLinks`."""
@@ -374,24 +378,24 @@ class LinkPool:
             return False
         return isolation == "caller" or bool(self.differs_by_client and self.is_duplex and client_caps)
 
-    def _rest(self, member: _PooledLink) -> None:
+    def _release(self, member: _PooledLink) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
-        sessions = {guest.scope[2] for guest in member.guests}
-        if self._is_worn(member) and member.link.questions.abandoned_session not in sessions:
+        sessions = {session_key.scope[2] for session_key in member.bound_sessions}
+        if self._may_get_late_question(member) and member.link.questions.abandoned_session not in sessions:
             self._subscription_sync.gap(member.link)  # while it still is the subscribers' link
             self._retire(member)
         elif self._settings.isolation == "call" or member.is_done:
             self._retire(member)
         elif member.idle is None:
-            is_spare = _has_no_session(member.key) and not member.guests
-            seconds = SPARE_SECONDS if is_spare else CONVERSATION_SECONDS
-            member.idle = asyncio.get_running_loop().call_later(seconds, self._expire, member)
+            is_spare = _has_no_session(member.key) and not member.bound_sessions
+            seconds = NO_SESSION_IDLE_SECONDS if is_spare else SESSION_IDLE_SECONDS
+            member.idle = asyncio.get_running_loop().call_later(seconds, self._on_idle, member)
 
-    def _expire(self, member: _PooledLink) -> None:
+    def _on_idle(self, member: _PooledLink) -> None:
         member.idle = None
         if self._followed_uris(member.key):
-            self._rest(member)  # its process may send updates that no other knows of
+            self._release(member)  # its process may send updates that no other process knows
         elif not member.borrowers:  # else it is released when it is given back
             self._retire(member)
 
@@ -411,7 +415,7 @@ class LinkPool:
         # With the common credentials: the result is listed to all clients with these capabilities.
         key = self._key_in(None, caller, client_caps)
         if _has_no_session(key):
-            key = key._replace(scope=FOR_LISTS)
+            key = key._replace(scope=LISTS_ONLY)
         member = self._latest(client_caps) or self._admit(key)
         if member is None:
             raise Overloaded(self._settings.name, len(self._members), 0)
@@ -424,7 +428,7 @@ class LinkPool:
             yield member.link
         finally:
             member.borrowers -= 1
-            self._rest(member)
+            self._release(member)
 
     def _latest(self, client_caps: ClientCapabilities) -> _PooledLink | None:
         """The last used link with these capabilities, unless each call has its own."""
@@ -439,18 +443,18 @@ class LinkPool:
         """The existing links of this follower's calls that are not shared by all."""
         if (share := self._share_of(follower)) is not None:
             return [share]
-        home = self._home(follower)
+        home = self._link_key_of(follower)
         if home is None:
             return []
         if _has_no_session(home):  # it may have several
-            members = [member for member in self._members.values() if _base(member.key) == home]
+            members = [member for member in self._members.values() if _without_number(member.key) == home]
         else:
             members = [self._members[home]] if home in self._members else []
         return [member.link for member in members if member.link is not None]
 
     def refusal(self, follower: Subscriber) -> Fault | None:
         """See `core.ports.PrivateLinks`."""
-        return self._without_own(follower.caller)
+        return self._missing_credentials(follower.caller)
 
     def is_separate(self, follower: Subscriber) -> bool:
         """See `core.ports.PrivateLinks`."""
@@ -467,7 +471,7 @@ class LinkPool:
         return share
 
     def resume_shares(self) -> None:
-        """The program runs at another node, or the link to it is a new one: repeat its callers' subscriptions."""
+        """The link to the node that runs the program is new: repeat the subscriptions of the program's callers."""
         for follower, uris in list(self._subscription_sync.followers().items()):
             if (share := self._share_of(follower)) is not None:
                 self._subscription_sync.resume_share(share, uris)
@@ -477,7 +481,7 @@ class LinkPool:
         if not self._is_closed:
             self._subscription_sync.subscribe_also(follower, links, uri)
 
-    def _home(self, follower: Subscriber) -> LinkKey | None:
+    def _link_key_of(self, follower: Subscriber) -> LinkKey | None:
         """The key of the link for a follower's calls; None if that is the shared one, or each call has its own."""
         client_caps = follower.client_caps if self.differs_by_client else NO_CAPABILITIES
         isolation = self._settings.isolation
@@ -485,8 +489,8 @@ class LinkPool:
         if isolation == "call" or is_shared:
             return None
         subject = self._subject_of(follower.caller)
-        guest = LinkKey((follower.caller.tenant, follower.caller.name, follower.session), client_caps, subject)
-        home = self._homes.get(follower.session, {}).get(guest)
+        session_key = LinkKey((follower.caller.tenant, follower.caller.name, follower.session), client_caps, subject)
+        home = self._bound_to.get(follower.session, {}).get(session_key)
         return self._key_in(subject, follower.caller, client_caps, follower.session) if home is None else home.key
 
     def _followed_uris(self, key: LinkKey) -> list[str]:
@@ -495,15 +499,15 @@ class LinkPool:
             return self._subscription_sync.followed_uris()
         if self._settings.isolation == "call":
             return []
-        home = _base(key)
+        home = _without_number(key)
         followed = self._subscription_sync.followers().items()
-        return [uri for follower, uris in followed if self._home(follower) == home for uri in uris]
+        return [uri for follower, uris in followed if self._link_key_of(follower) == home for uri in uris]
 
     async def _follow(self, member: _PooledLink, link: BaseLink) -> None:
         """Subscribe a link to the resources that its callers follow."""
         asked: dict[str, None] = {}
         try:
-            async with asyncio.timeout(FOLLOW_SECONDS):
+            async with asyncio.timeout(SUBSCRIBE_SECONDS):
                 while new := [uri for uri in dict.fromkeys(self._followed_uris(member.key)) if uri not in asked]:
                     asked |= dict.fromkeys(new)
                     await self._subscription_sync.follow(link, new)
@@ -514,7 +518,7 @@ class LinkPool:
         """Subscribe every existing link; slow ones are not waited for."""
         links = [member.link for member in self._members.values() if member.link is not None]
         with suppress(TimeoutError):
-            async with asyncio.timeout(FOLLOW_SECONDS):
+            async with asyncio.timeout(SUBSCRIBE_SECONDS):
                 await asyncio.gather(*(self._subscription_sync.follow(link, [uri]) for link in links))
 
     def unsubscribe_all(self, uri: str) -> None:
@@ -536,7 +540,7 @@ class LinkPool:
                 await self._follow(member, link)
             except BaseException:
                 self._drop(member)
-                self._refuse(member, "the hub gives it up")
+                self._refuse(member, "the hub closed it")
                 await link.aclose()
                 raise
             self._open(member, link)
@@ -576,17 +580,17 @@ class LinkPool:
         """Send the waiting calls, and accept further ones."""
         self._attend(link, member.key.client_caps)
         member.link = link
-        if member.key in self._missed:
-            del self._missed[member.key]
+        if member.key in self._evicted:
+            del self._evicted[member.key]
             self._subscription_sync.gap(link)
-        link.questions.can_wait = not (member.has_carried and _has_no_session(member.key))
+        link.questions.can_wait = not (member.has_had_calls and _has_no_session(member.key))
         while member.waiting:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
             inflight.heartbeat()
             inflight.note("sent")
             self._send(link, inflight)
-            if self._asks and not any(member.key.scope[2:3]):  # it does not belong to one session
+            if self._asks_between_calls and not any(member.key.scope[2:3]):  # it does not belong to one session
                 self._send_elsewhere(member, inflight.call.session)
         if not self._has(member):
             self._close(link)
@@ -597,17 +601,19 @@ class LinkPool:
         """A caller's credentials changed: its links are closed when idle."""
         at_large = subject.at_large
         for member in [
-            each for each in self._members.values() if each.key.subject and each.key.subject.at_large == at_large
+            member
+            for member in self._members.values()
+            if member.key.subject and member.key.subject.at_large == at_large
         ]:
             member.is_done = True
-            self._rest(member)
+            self._release(member)
 
     def divide_by_program(self) -> None:
         """The server's questions do not name their call: from now on no two programs share a link."""
-        self._asks = True
+        self._asks_between_calls = True
 
     def _note_question(self) -> None:
-        if not self._asks:
+        if not self._asks_between_calls:
             self.divide_by_program()
             self.on_asked()
 
@@ -668,7 +674,7 @@ class LinkPool:
 
     def _send_cleared(self, inflight: InFlight) -> None:
         """The journal has recorded that the call may be sent: send it, on another link if its own is gone."""
-        member = self._of.get(inflight)
+        member = self._member_of.get(inflight)
         if inflight.is_done or member is None:
             return
         inflight.carriage = None
@@ -676,20 +682,20 @@ class LinkPool:
             inflight.note("sent")
             self._send(member.link, inflight)
             return
-        del self._of[inflight]
+        del self._member_of[inflight]
         member.calls -= 1
         self.send(inflight)
 
     def _send_elsewhere(self, member: _PooledLink, session: str) -> None:
-        """These calls should not share the link after all; send those of other sessions elsewhere."""
+        """The server asks questions between calls, so sessions must not share this link: move other sessions' calls."""
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
-            del self._of[inflight]
+            del self._member_of[inflight]
             member.calls -= 1
             if inflight.call.session != session:
-                homes = self._homes.get(inflight.call.session, {})
-                for guest in [guest for guest, home in homes.items() if home is member]:
-                    self._unbind(guest)
+                homes = self._bound_to.get(inflight.call.session, {})
+                for session_key in [session_key for session_key, home in homes.items() if home is member]:
+                    self._unbind(session_key)
             self.send(inflight)
 
     def _refuse(self, member: _PooledLink, why: str) -> None:
@@ -699,18 +705,18 @@ class LinkPool:
             inflight.fail(NotConnected(self._settings.name, member.why))
 
     def _has(self, member: _PooledLink) -> bool:
-        """Whether it is still in the pool: another link may have its key by now."""
+        """Whether the link is still in the pool; another link may have its key by now."""
         return self._members.get(member.key) is member
 
     def _drop(self, member: _PooledLink) -> None:
         if self._has(member):
             del self._members[member.key]
-            for guest in list(member.guests):
-                self._unbind(guest)
+            for session_key in list(member.bound_sessions):
+                self._unbind(session_key)
 
     def _retire(self, member: _PooledLink) -> None:
         """Remove a link from the pool, if it is there, and close it."""
-        member.rouse()
+        member.stop_idle_timer()
         if self._has(member):
             self._drop(member)
             if member.link is not None:
@@ -722,17 +728,17 @@ class LinkPool:
     async def aclose(self) -> None:
         """Close every link, all at once."""
         self._is_closed = True
-        members, self._members, self._homes = list(self._members.values()), OrderedDict(), {}
+        members, self._members, self._bound_to = list(self._members.values()), OrderedDict(), {}
         for member in members:
-            member.rouse()
-            self._refuse(member, "the hub gives it up")
+            member.stop_idle_timer()
+            self._refuse(member, "the hub closed it")
         links = [member.link for member in members if member.link is not None]
         await asyncio.gather(*(link.aclose() for link in links), return_exceptions=True)
 
 
-def _base(key: LinkKey) -> LinkKey:
+def _without_number(key: LinkKey) -> LinkKey:
     """The key without the number of the link."""
-    return key if len(key.scope) <= BASE_LENGTH else key._replace(scope=key.scope[:BASE_LENGTH])
+    return key if len(key.scope) <= OWNER_LENGTH else key._replace(scope=key.scope[:OWNER_LENGTH])
 
 
 def _owner(key: LinkKey) -> tuple[str, ...]:
@@ -740,11 +746,11 @@ def _owner(key: LinkKey) -> tuple[str, ...]:
     return key.scope[:2]
 
 
-def _has_declined(member: _PooledLink) -> bool:
-    """Whether its server asked something between calls, and may not ask again."""
+def _has_unanswered_question(member: _PooledLink) -> bool:
+    """Whether a question of the server between calls got no answer; the server may not ask again on this link."""
     return member.link is not None and member.link.questions.has_unanswered
 
 
 def _has_no_session(key: LinkKey) -> bool:
-    """Whether it is for a caller's calls whose sessions have no link of their own."""
+    """Whether the key is for calls that are not bound to a session."""
     return key.scope[2:3] == ("",)

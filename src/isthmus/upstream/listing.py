@@ -97,14 +97,16 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def written_lists(listing: Listing) -> bytes:
-    """The four lists as members of a JSON object, without its braces; entries as their servers wrote them."""
+    """The four lists as members of a JSON object, without its braces; entries keep the server's own bytes."""
     lists: tuple[tuple[ListShape, tuple[Feature, ...]], ...] = (
         (TOOLS, listing.tools),
         (PROMPTS, listing.prompts),
         (RESOURCES, listing.resources),
         (TEMPLATES, listing.templates),
     )
-    entries = ((shape, array_of(jsonrpc.render(each.definition) for each in features)) for shape, features in lists)
+    entries = (
+        (shape, array_of(jsonrpc.render(feature.definition) for feature in features)) for shape, features in lists
+    )
     return b",".join(b'"%b":%b' % (shape.member.encode(), array) for shape, array in entries)
 
 
@@ -321,13 +323,13 @@ class RelistSchedule:
     def __init__(self) -> None:
         self._stale: dict[Topic, bool] = {}
         """Stale lists, and whether a change was announced."""
-        self._rests: dict[Topic, float] = {}
+        self._not_before: dict[Topic, float] = {}
         self._elsewhere: set[Topic] = set()
-        """Stale lists that nobody but another node has announced."""
-        self._hurried_at: dict[Topic, float] = {}
+        """Stale lists that only another node has announced."""
+        self._elsewhere_at: dict[Topic, float] = {}
         self.own: frozenset[Topic] = frozenset()
-        """Of the lists that `take` returned last, those that were not only announced by another node: it has told all
-        others, and these would tell each other without end of a list that differs whenever it is read."""
+        """The lists of the last `take` that were not announced by another node alone. Only these are announced to other
+        nodes: otherwise nodes would notify each other forever of a list that differs whenever it is read."""
 
     def __bool__(self) -> bool:
         return bool(self._stale)
@@ -338,13 +340,13 @@ class RelistSchedule:
         return self._add(topics)
 
     def announce_elsewhere(self, topics: Iterable[Topic], now: float) -> bool:
-        """Another node found changes: read these lists at once, but so at most once a second, too."""
+        """Another node found changes: read these lists at once, at most once a second."""
         for topic in topics:
             if topic not in self._stale:
                 self._elsewhere.add(topic)
-            if now >= self._hurried_at.get(topic, now):
-                self._hurried_at[topic] = now + RELIST_SECONDS
-                self._rests.pop(topic, None)
+            if now >= self._elsewhere_at.get(topic, now):
+                self._elsewhere_at[topic] = now + RELIST_SECONDS
+                self._not_before.pop(topic, None)
         return self._add(topics)
 
     def _add(self, topics: Iterable[Topic]) -> bool:
@@ -358,11 +360,11 @@ class RelistSchedule:
 
     def wait(self, now: float) -> float | None:
         """Seconds until a list is due, 0 if one is due now; None if no list is stale."""
-        return max(0.0, min(self._rests.get(topic, now) for topic in self._stale) - now) if self._stale else None
+        return max(0.0, min(self._not_before.get(topic, now) for topic in self._stale) - now) if self._stale else None
 
     def take(self, now: float) -> dict[Topic, bool]:
         """Take the lists that are due, with whether each was announced; they are no longer stale."""
-        due = {topic: since for topic, since in self._stale.items() if self._rests.get(topic, now) <= now}
+        due = {topic: since for topic, since in self._stale.items() if self._not_before.get(topic, now) <= now}
         self._stale = {topic: since for topic, since in self._stale.items() if topic not in due}
         self.own = frozenset(due.keys() - self._elsewhere)
         self._elsewhere -= due.keys()
@@ -370,12 +372,12 @@ class RelistSchedule:
 
     def rest(self, topics: Iterable[Topic], now: float) -> None:
         """These lists were read, or could not be: delay the next reading."""
-        self._rests |= dict.fromkeys(topics, now + RELIST_SECONDS)
+        self._not_before |= dict.fromkeys(topics, now + RELIST_SECONDS)
 
     def clear(self) -> None:
         """Everything was just read."""
         self._stale.clear()
-        self._rests.clear()
+        self._not_before.clear()
         self._elsewhere.clear()
 
 
@@ -446,7 +448,7 @@ async def _features(shape: ListShape, kind: type[F], server: ServerName, page: L
 
 
 def _cached_form(head: _CacheHead, lists: Listing) -> bytes:
-    """The document of a server; nothing if its lists are too long: then what is stored is outdated."""
+    """The document of a server; empty if its lists are too long, so that outdated ones are not kept."""
     size_bytes = sum(len(memoryview(raw)) for each in lists.everything() for raw in each.definition.values())
     if size_bytes > LISTS_BYTES_MAX:
         return b""
@@ -462,7 +464,7 @@ class ListCache:
     def __init__(self, store: ListStore, client_caps: ClientCapabilities | None = None) -> None:
         self._store = store
         self._client_caps = client_caps
-        self._kept: dict[ServerName, tuple[str, CachedLists]] = {}
+        self._stored: dict[ServerName, tuple[str, CachedLists]] = {}
         """What the store contains, as far as this hub knows."""
 
     async def recall(self, settings: ServerSettings) -> CachedLists | None:
@@ -489,7 +491,7 @@ class ListCache:
         except (ValueError, ReaderFailed) as error:
             log.warning("the stored list of a server is damaged", server=settings.name, file=key, reason=str(error))
             return None
-        self._kept[settings.name] = (key, known)
+        self._stored[settings.name] = (key, known)
         return known
 
     def store(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
@@ -498,13 +500,13 @@ class ListCache:
             return
         lists = Listing(listing.tools, listing.prompts, listing.resources, listing.templates)
         kept = self._key(settings), CachedLists(lists, abilities)
-        if self._kept.get(settings.name) == kept:
+        if self._stored.get(settings.name) == kept:
             return
-        self._kept[settings.name] = kept
+        self._stored[settings.name] = kept
         self._store.write(kept[0], partial(_cached_form, _CacheHead(settings.name, sorted(abilities)), lists))
 
     def _key(self, settings: ServerSettings) -> str:
-        """A digest of everything that a server is reached by; it reveals no secret."""
+        """A digest of the server's name and of how it is reached; it reveals no secret."""
         reach = settings.reach
         facts = (settings.name, type(reach).__name__, asdict(reach), settings.ca, sorted(self._client_caps or ()))
         text = msgspec.json.encode(

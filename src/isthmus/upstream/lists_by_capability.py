@@ -31,7 +31,7 @@ from isthmus.upstream.listing import Listing, RelistSchedule, offered, sharing
 
 log = structlog.get_logger(__name__)
 
-Lend: TypeAlias = Callable[[Caller, ClientCapabilities], AbstractAsyncContextManager[BaseLink]]
+LinkForListing: TypeAlias = Callable[[Caller, ClientCapabilities], AbstractAsyncContextManager[BaseLink]]
 """Gives a link on which the server lists to clients with these capabilities, or raises `Fault`."""
 
 CAPABILITIES_MAX = 64
@@ -59,7 +59,7 @@ class _CapabilityLists:
         self.abilities: frozenset[Ability] = frozenset()
         self.schedule = RelistSchedule()
         self.schedule.doubt(TOPICS)
-        self.asked_at = now
+        self.used_at = now
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Starts the next reading when it is due."""
@@ -78,7 +78,7 @@ class ListsByCapability:
         self,
         server: ServerName,
         background: BackgroundTasks,
-        lend: Lend,
+        link_for_listing: LinkForListing,
         *,
         is_at_hand: Callable[[ClientCapabilities], bool],
         on_known: Callable[[], None],
@@ -91,21 +91,21 @@ class ListsByCapability:
         self._is_at_hand = is_at_hand
         self._server = server
         self._background = background
-        self._link_for_listing = lend
+        self._link_for_listing = link_for_listing
         self._on_known = on_known
         self._on_changed = on_changed
         self._loop = asyncio.get_running_loop()
-        self._of: OrderedDict[ClientCapabilities, _CapabilityLists] = OrderedDict()
+        self._variants: OrderedDict[ClientCapabilities, _CapabilityLists] = OrderedDict()
         self._is_open = False
 
     def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
         """See `core.ports.ListLoader`."""
-        variant = self._of.get(client_caps) or self._admit(caller, client_caps)
+        variant = self._variants.get(client_caps) or self._admit(caller, client_caps)
         if variant is None:
             return None
-        self._of.move_to_end(client_caps)
+        self._variants.move_to_end(client_caps)
         variant.caller = caller
-        variant.asked_at = self._loop.time()
+        variant.used_at = self._loop.time()
         if variant.failed_at is not None and self._loop.time() - variant.failed_at > RETRY_SECONDS:
             variant.schedule.doubt(TOPICS)
         self._read_soon(variant)
@@ -114,25 +114,25 @@ class ListsByCapability:
     def _admit(self, caller: Caller, client_caps: ClientCapabilities) -> _CapabilityLists | None:
         now = self._loop.time()
         # A new set replaces the caller's own oldest one at its limit, and the oldest of all if there is no room.
-        own = [variant for variant in self._of.values() if variant.caller == caller]
+        own = [variant for variant in self._variants.values() if variant.caller == caller]
         oldest = own[0] if len(own) >= CAPABILITIES_PER_CALLER_MAX else None
-        if oldest is None and len(self._of) >= CAPABILITIES_MAX:
-            oldest = next(iter(self._of.values()))
+        if oldest is None and len(self._variants) >= CAPABILITIES_MAX:
+            oldest = next(iter(self._variants.values()))
         if oldest is not None:
-            if now - oldest.asked_at < FORGET_SECONDS:
+            if now - oldest.used_at < FORGET_SECONDS:
                 return None
-            _stop(self._of.pop(oldest.client_caps))
-        variant = self._of[client_caps] = _CapabilityLists(client_caps, caller, now)
+            _stop(self._variants.pop(oldest.client_caps))
+        variant = self._variants[client_caps] = _CapabilityLists(client_caps, caller, now)
         return variant
 
     def inherit(self, before: ListsByCapability) -> None:
         """List for the same capabilities as the reconnector before."""
-        for client_caps, variant in before._of.items():
+        for client_caps, variant in before._variants.items():
             self._admit(variant.caller, client_caps)
 
     async def wait_listed(self, within: float) -> None:
         """Wait until running listings have ended."""
-        learning = [variant.learning.done for variant in self._of.values() if variant.task is not None]
+        learning = [variant.learning.done for variant in self._variants.values() if variant.task is not None]
         if learning:
             await asyncio.wait(learning, timeout=within)
 
@@ -140,7 +140,7 @@ class ListsByCapability:
         """The lists that differ from the common ones (`base`)."""
         same = offered(base, abilities)
         offers = {}
-        for client_caps, variant in self._of.items():
+        for client_caps, variant in self._variants.items():
             if variant.listing is not None:
                 variant.listing = sharing(variant.listing, base)
                 offers[client_caps] = offered(variant.listing, variant.abilities)
@@ -151,20 +151,20 @@ class ListsByCapability:
     def start(self) -> None:
         """The server is connected: read all lists again."""
         self._is_open = True
-        for variant in self._of.values():
+        for variant in self._variants.values():
             variant.failed_at = None
         self.doubt(TOPICS)
 
     def close(self) -> None:
         """The server is not connected; known lists stay."""
         self._is_open = False
-        for variant in self._of.values():
+        for variant in self._variants.values():
             _stop(variant)
 
     def forget(self) -> None:
         """Drop all lists: everybody gets the common ones."""
         self.close()
-        self._of.clear()
+        self._variants.clear()
 
     def end(self) -> None:
         """The server is gone for good. Breaks the reference cycle with the reconnector, so that both are freed."""
@@ -173,14 +173,14 @@ class ListsByCapability:
 
     def changed(self, topics: Iterable[Topic], client_caps: ClientCapabilities | None = None) -> None:
         """The server announced a change: to clients with these capabilities, or to the hub, which means to all."""
-        found = self._of.get(client_caps) if client_caps is not None else None
-        for variant in self._of.values() if client_caps is None else () if found is None else (found,):
+        found = self._variants.get(client_caps) if client_caps is not None else None
+        for variant in self._variants.values() if client_caps is None else () if found is None else (found,):
             variant.schedule.announce(topics)
             self._read_soon(variant)
 
     def changed_elsewhere(self, topics: Sequence[Topic]) -> None:
         """Another node found a change, and may have told callers of it: they wait here until the lists are read."""
-        for variant in self._of.values():
+        for variant in self._variants.values():
             variant.schedule.announce_elsewhere(topics, self._loop.time())
             if variant.listing is not None and variant.learning.done.done():
                 variant.learning = ListLoad(self._loop.create_future(), self._loop.time())
@@ -188,15 +188,15 @@ class ListsByCapability:
 
     def doubt(self, topics: Iterable[Topic]) -> None:
         """Something changed without an announcement: it may have changed for all."""
-        for variant in self._of.values():
+        for variant in self._variants.values():
             variant.schedule.doubt(topics)
             self._read_soon(variant)
 
     def refresh(self) -> None:
         """Look for unannounced changes, where that takes no new link or a caller asked recently."""
         now = self._loop.time()
-        for variant in self._of.values():
-            if now - variant.asked_at < RECENT_SECONDS or self._is_at_hand(variant.client_caps):
+        for variant in self._variants.values():
+            if now - variant.used_at < RECENT_SECONDS or self._is_at_hand(variant.client_caps):
                 variant.schedule.doubt(TOPICS)
                 self._read_soon(variant)
 

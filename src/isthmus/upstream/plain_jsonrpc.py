@@ -27,7 +27,16 @@ from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_ur
 from isthmus.transport.http_client import ConnectionLost, header_lines
 from isthmus.upstream.base_link import BaseLink
 from isthmus.upstream.credential_redaction import redact_error
-from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpEndpoint, HttpRequest, login_url
+from isthmus.upstream.http_shared import (
+    ADVICE,
+    OK,
+    TURNED_AWAY,
+    UNAUTHORIZED,
+    CallerHeaders,
+    HttpEndpoint,
+    HttpRequest,
+    login_url,
+)
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.response_waiters import LATER_BYTES, CallWaiter, HubRequest, Waiter, lost, turned_away
 from isthmus.upstream.server_settings import DeclaredTool, Era, JsonRpcSettings
@@ -46,9 +55,6 @@ from isthmus.wire.mcp.messages import Implementation
 
 SPARE_CONNECTIONS = 2
 """Connections beside those for calls: a listing, a ping."""
-
-TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
-"""Statuses that prove the server did not run the request; the same as for MCP over HTTP."""
 
 NOT_ALLOWED = 405
 NO_METHOD = (404, NOT_ALLOWED, 501)
@@ -106,7 +112,7 @@ class RpcLink(BaseLink):
     def _new_head(self) -> bytes:
         return self._endpoint.head("POST", {"accept": "application/json", "content-type": "application/json"})
 
-    # -- greeting and listing --------------------------------------------------------------------------------------
+    # -- handshake and lists ---------------------------------------------------------------------------------------
 
     async def handshake(self, era: Era) -> None:
         """Check that the server is reachable, unless listing its tools will show that.
@@ -345,7 +351,7 @@ class _Lister:
     async def request(self, method: str, params: bytes) -> msgspec.Raw:
         """Send a request and wait for the result; raises `Fault`."""
         answer = await self._link.request(method, params)
-        if untouched_result(answer).is_error:  # some answer so if there is no such tool
+        if untouched_result(answer).is_error:  # how some servers answer if the tool does not exist
             raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "it answered with a tool's error")
         return await offload(len(memoryview(answer)), partial(in_mcp_shape, answer), owner=self.server)
 

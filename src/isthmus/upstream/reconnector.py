@@ -40,16 +40,16 @@ from isthmus.upstream.subscription_sync import LogLevelSync, SubscriptionSync
 from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
 from isthmus.wire.mcp.lists import TOOLS
 
-FIRST_SECONDS = 0.5
-MAX_SECONDS = 30.0
+PAUSE_SECONDS_MIN = 0.5
+PAUSE_SECONDS_MAX = 30.0
 """Bounds of the pause before a server is tried again."""
 
 
 class Backoff:
     """Full jitter: a random pause below a bound that doubles, so that many hubs do not retry at once."""
 
-    def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
-        self._bound = FIRST_SECONDS
+    def __init__(self, max_seconds: float = PAUSE_SECONDS_MAX) -> None:
+        self._bound = PAUSE_SECONDS_MIN
         self._max_seconds = max_seconds
 
     def next(self, chance: float) -> float:
@@ -60,11 +60,11 @@ class Backoff:
 
     def reset(self) -> None:
         """The server was healthy: the next pause is short again."""
-        self._bound = FIRST_SECONDS
+        self._bound = PAUSE_SECONDS_MIN
 
 
 class ToolGuard:
-    """Checks calls on a link beside the shared one: its tools may differ from what callers were shown."""
+    """Checks calls on a link of the pool: its tools may differ from those of the shared link, which callers see."""
 
     def __init__(self, link: BaseLink, review: Review, shown: Callable[[], Listing]) -> None:
         self._link = link
@@ -83,7 +83,7 @@ class ToolGuard:
     def may_send(self, inflight: InFlight) -> bool:
         """Whether a call may be sent; tools that are not listed on the link are left to the server."""
         tool = self._tools.get(inflight.name) if inflight.call.kind == "tool" else None
-        return tool is None or self._review.passes_apart(tool, self._link.questions.client_caps)
+        return tool is None or self._review.passes_on_own_link(tool, self._link.questions.client_caps)
 
 
 def is_visible_now(hub: Hub, inflight: InFlight) -> bool:
@@ -124,14 +124,14 @@ FORBIDDEN = (401, 403)
 LOGIN_SECONDS = 300.0
 """How often a server that wants a login is tried again."""
 
-LOGIN_LOOK_SECONDS = 2.0
+LOGIN_RETRY_SECONDS = 2.0
 """How soon a call causes another try: the login may have happened in another process."""
 
 UNAUTHORIZED = 401
 
-RECALLED = "it is starting; its last list is shown, and calls wait for it"
+STARTING_FROM_CACHE = "it is starting; its last list is shown, and calls wait for it"
 
-LOOK_AGAIN_SECONDS = 1.0
+PING_PAUSE_SECONDS = 1.0
 """A busy server that does not respond is pinged at most this often."""
 
 
@@ -145,29 +145,29 @@ class Reconnector:
     # Slots, as of links: a dictionary of so many members takes 1.6 KB for each server.
     __slots__ = (
         "__weakref__",
-        "_awaited",
         "_background",
         "_backoff",
         "_carrier",
         "_connect",
-        "_due",
         "_era",
         "_holds_calls",
         "_hub",
-        "_is_doubtful",
         "_is_unauthorized",
         "_link",
         "_listing",
         "_lists",
+        "_lists_awaited",
         "_lists_by_capability",
         "_log_level_sync",
         "_logged_cuts",
-        "_news",
+        "_ping_is_due",
         "_pool",
+        "_relist_at",
         "_relist_problem",
         "_retry",
         "_schedule",
         "_subscription_sync",
+        "_wake_up",
         "grace",
         "is_hidden",
         "is_leaving",
@@ -207,11 +207,11 @@ class Reconnector:
         self.grace = 0.0
         """How long calls wait for a new link after the last one."""
         self.on_lists_changed: Callable[[Sequence[Topic]], None] = lambda _: None
-        """Called when lists are others than before."""
+        """Called with the lists that have changed."""
         self.on_asked: Callable[[], None] = lambda: None
         """Called once, after a question of the server that did not name its call."""
-        self._awaited: frozenset[Topic] = frozenset()
-        """Lists that another node has found changed, and that are not read since: lists of all servers wait for it."""
+        self._lists_awaited: frozenset[Topic] = frozenset()
+        """Lists that changed according to another node and have not been read since; callers' lists wait for them."""
         self._holds_calls = False
         """Whether calls wait for the first attempt."""
         self._backoff = Backoff()
@@ -224,7 +224,7 @@ class Reconnector:
             settings.name,
             background,
             self._link_for_listing,
-            is_at_hand=self._is_at_hand,
+            is_at_hand=self._can_list_now,
             on_known=lambda: self._publish_status(
                 variants=self._lists_by_capability.offers(self._listing, self.server_status.abilities)
             ),
@@ -237,10 +237,10 @@ class Reconnector:
         """Why the lists could not be read again; the last ones stay."""
         self._logged_cuts: frozenset[str] = frozenset()
         self._schedule = RelistSchedule()
-        self._is_doubtful = False
-        self._due = 0.0
+        self._ping_is_due = False
+        self._relist_at = 0.0
         """When the lists are read again."""
-        self._news: asyncio.Future[None] | None = None
+        self._wake_up: asyncio.Future[None] | None = None
         self._is_unauthorized = False
         """The server rejects everybody without a login."""
         self._retry: asyncio.Future[None] | None = None
@@ -275,7 +275,9 @@ class Reconnector:
         self._listing = known.listing
         self._holds_calls = True
         self.server_queue.grace = self.server_queue.hard_seconds  # the first attempt ends long before that
-        self._publish_status(reason=RECALLED, is_recalled=True, abilities=known.abilities, **self._offer())
+        self._publish_status(
+            reason=STARTING_FROM_CACHE, is_recalled=True, abilities=known.abilities, **self._listing_fields()
+        )
 
     def _cache_lists(self, link: BaseLink) -> None:
         if self._lists is not None:
@@ -295,7 +297,7 @@ class Reconnector:
         pool = LinkPool(
             self.settings, self._background, self._connect_initialized, self._on_server_log, self._subscription_sync
         )
-        pool.on_changed = self._note_change_for
+        pool.on_changed = self._relist_soon_for
         pool.on_renewed = self._log_level_sync.renew
         pool.on_asked = lambda: self.on_asked()  # noqa: PLW0108 - `on_asked` is set after this
         return pool
@@ -304,7 +306,7 @@ class Reconnector:
         """Publish the server, in place of a predecessor if there is one; see `Hub.open_server_queue`."""
         self.is_hidden = False
         self._hub.open_server_queue(self.server_queue, self.server_status, is_awaited=is_awaited, learner=self)
-        self._hub.subscriptions.attach(self.settings.name, self._announcer(), self._pool)
+        self._hub.subscriptions.attach(self.settings.name, self._subscription_link(), self._pool)
         self._resubscribe()
 
     def inherit(self, before: Reconnector) -> None:
@@ -358,7 +360,7 @@ class Reconnector:
 
         def retry() -> None:
             # A call came, and a person may have logged in elsewhere.
-            if loop.time() - began >= LOGIN_LOOK_SECONDS:
+            if loop.time() - began >= LOGIN_RETRY_SECONDS:
                 self.renew()
 
         self.server_queue.on_wanted = retry
@@ -388,7 +390,7 @@ class Reconnector:
             if self._pool is not None:
                 self._pool.renew(subject)
         elif self._link is not None:
-            self._note_doubt()
+            self._ping_soon()
         else:
             self.retry()
 
@@ -408,13 +410,13 @@ class Reconnector:
         refusals: list[str] = []
         for carrier in self._carriers():
             try:
-                await self._attempt_by(carrier)
+                await self._attempt_over(carrier)
             except WrongCarrier as wrong:
                 refusals.append(str(wrong))
             else:
                 return
         self._carrier = None
-        self._give_up("; ".join(refusals), None)
+        self._publish_failure("; ".join(refusals), None)
 
     def _carriers(self) -> Sequence[Carrier]:
         """Transports to try: the one that worked, the configured one, or both in turn."""
@@ -427,7 +429,7 @@ class Reconnector:
             return list(dict.fromkeys(carrier for carrier, _ in reach.ways))
         return ("http", "sse") if reach.carrier == "auto" else (reach.carrier,)
 
-    async def _attempt_by(self, carrier: Carrier) -> None:
+    async def _attempt_over(self, carrier: Carrier) -> None:
         """Raises `WrongCarrier` if the server speaks another transport."""
         try:
             link = await self._connect(self.settings, carrier, None)
@@ -435,13 +437,13 @@ class Reconnector:
             raise
         except ConnectFailed as failed:
             self._is_unauthorized = self._is_login_wanted(failed, None)
-            self._give_up(str(failed), None, failed.login)
+            self._publish_failure(str(failed), None, failed.login)
             return
         link.report_output(self._on_output)
         link.questions.client_caps = self.settings.client_caps
         link.is_persistent = self.settings.isolation != "call"
         # Set before the calls on the link end, so that a lost link counts as one failure.
-        link.on_lost = lambda reason: self._give_up(link.redact(reason), link.last_output)
+        link.on_lost = lambda reason: self._publish_failure(link.redact(reason), link.last_output)
         try:
             await self._run_link(link, carrier)
         except WrongCarrier:
@@ -456,7 +458,7 @@ class Reconnector:
             self._is_unauthorized = self._is_login_wanted(failed, link)
             if self._is_unauthorized and (words := link.login_hint()):
                 why = f"{words} ({why})"
-            self._give_up(link.redact(why), link.last_output, login)
+            self._publish_failure(link.redact(why), link.last_output, login)
         finally:
             self._link = None
             link.on_lost = lambda _reason: None
@@ -489,11 +491,11 @@ class Reconnector:
             raise ServerError(link.server, METHOD_NOT_FOUND, words)
         return listing
 
-    async def _recheck(self, link: BaseLink) -> None:
+    async def _recheck_tools(self, link: BaseLink) -> None:
         """Review the tools of a server that lost its session, before any call in the new one."""
         if self._hub.review.withholds(self.settings.name):
             self._listing = await self._reviewed(link, await link.list_features({"tools"}, self._listing))
-            self._publish_status(**self._offer())
+            self._publish_status(**self._listing_fields())
 
     def _use_link(self, link: BaseLink) -> None:
         """Publish a listed link as ready and let calls be sent on it."""
@@ -513,18 +515,18 @@ class Reconnector:
             carrier=link.carrier,
             is_settled=True,
             is_recalled=False,
-            **self._offer(),
+            **self._listing_fields(),
         )
         self.server_queue.refuse_tools(gone)  # calls may have waited for cached tools that no longer exist
         self._stop_holding()
         self._cache_lists(link)
         link.on_updated = self._subscription_sync.updated
         link.on_log = self._on_server_log
-        link.on_doubt = link.on_unauthorized = self._note_doubt
+        link.on_doubt = link.on_unauthorized = self._ping_soon
         # Only now: waiting calls may be for tools that are withheld.
-        self.server_queue.attach(link if self._pool is None else self._divide(link, self._pool))
+        self.server_queue.attach(link if self._pool is None else self._route_calls(link, self._pool))
         if not self.is_hidden:
-            self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
+            self._hub.subscriptions.attach(link.server, self._subscription_link(), self._pool)
         if link.can_ask and link.lists_by_client:
             self._lists_by_capability.start()
         self._log_ready(link)
@@ -560,7 +562,7 @@ class Reconnector:
         if (why := find_loop(link.hubs, self._hub.id, others)) is not None:
             self._listing = Listing()
             self._cache_lists(link)
-            self._publish_status(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
+            self._publish_status(**self._listing_fields() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
             raise ConnectFailed(why)
 
     async def _listen_first(self, link: BaseLink) -> None:
@@ -569,9 +571,9 @@ class Reconnector:
         A server that does not acknowledge in a moment is listed all the same, and again once it does.
         """
         self._schedule.clear()
-        self._awaited = frozenset()
-        link.recheck, link.may_send = partial(self._recheck, link), partial(is_visible_now, self._hub)
-        link.on_changed = self._note_change
+        self._lists_awaited = frozenset()
+        link.recheck, link.may_send = partial(self._recheck_tools, link), partial(is_visible_now, self._hub)
+        link.on_changed = self._relist_soon
         link.on_renewed = self._renewed
         link.on_gap = self._on_gap
         link.listen()
@@ -590,16 +592,16 @@ class Reconnector:
 
         listen_ack.add_done_callback(acknowledged_late)
 
-    def _announcer(self) -> SubscriptionLink | None:
+    def _subscription_link(self) -> SubscriptionLink | None:
         """The link for everybody's subscriptions."""
         if self._link is None or self._pool is None or not self._pool.shares_subscriptions:
             return self._link
         return AllLinks(self._link, self._pool)
 
-    def _divide(self, link: BaseLink, pool: LinkPool) -> Link:
-        """What carries calls of clients without capabilities: the shared link or the pool."""
+    def _route_calls(self, link: BaseLink, pool: LinkPool) -> Link:
+        """Decide where calls of clients without capabilities go: the shared link or the pool. Returns that."""
         is_shared = self.settings.isolation == "shared" and not self.settings.credentials.is_divided
-        carried_by: Link = link if is_shared else pool
+        calls_link: Link = link if is_shared else pool
         pool.differs_by_client = (
             link.dialect.era == "legacy" and link.can_ask and not (link.questions.client_caps and is_shared)
         )
@@ -607,14 +609,14 @@ class Reconnector:
         pool.takes_methods = link.takes_methods
         pool.shares_subscriptions = not link.lists_by_client
         pool.node_link = link if link.knows_callers else None
-        self.server_queue.uses_pool = pool.differs_by_client or carried_by is pool
-        return carried_by
+        self.server_queue.uses_pool = pool.differs_by_client or calls_link is pool
+        return calls_link
 
     def share_link(self) -> None:
         """Send every call on the shared link, whatever the client's capabilities."""
         if self._link is not None and self._pool is not None:
             self._link.can_ask = False
-            self._divide(self._link, self._pool)
+            self._route_calls(self._link, self._pool)
 
     def _known_era(self) -> Era:
         """The configured era, or the one found by the last attempt."""
@@ -679,28 +681,28 @@ class Reconnector:
         loop = asyncio.get_running_loop()
         while not link.lost.done():
             news: asyncio.Future[Any] = loop.create_future()
-            self._news = news
-            if self._is_doubtful:
+            self._wake_up = news
+            if self._ping_is_due:
                 await self._ping(link)
             elif due := self._schedule.take(loop.time()):
                 await self._relist(link, due)
             else:
                 pause = self._schedule.wait(loop.time())
-                patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
-                is_resting = pause is not None and pause < patience
-                timeout = pause if is_resting else patience
+                timeout_max = max(0.0, min(PING_SECONDS, self._relist_at - loop.time()))
+                is_delayed = pause is not None and pause < timeout_max
+                timeout = pause if is_delayed else timeout_max
                 await asyncio.wait({link.lost, news}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                if news.done() or is_resting:
+                if news.done() or is_delayed:
                     continue
-                if loop.time() < self._due:
-                    self._is_doubtful |= not self.server_queue.running
+                if loop.time() < self._relist_at:
+                    self._ping_is_due |= not self.server_queue.running
                     continue
                 self._schedule.doubt(TOPICS)
                 self._lists_by_capability.refresh()
                 if self._pool is not None:
                     self._pool.recheck_all()
 
-    def _is_at_hand(self, client_caps: ClientCapabilities) -> bool:
+    def _can_list_now(self, client_caps: ClientCapabilities) -> bool:
         """Whether lists for these capabilities can be read without a new link."""
         if self._link is None:
             return False
@@ -710,9 +712,9 @@ class Reconnector:
         """Plan the next listing: when the first list expires, or after the usual time."""
         abilities = frozenset() if self._link is None else self._link.abilities()
         known, usual = self._listing.ttl_seconds, self._refresh_seconds()
-        holds = [known.get(topic, usual) for topic in TOPICS if topic in abilities]
-        seconds = min(min(holds, default=usual), REFRESH_SECONDS_MAX)
-        self._due = asyncio.get_running_loop().time() + seconds
+        validities = [known.get(topic, usual) for topic in TOPICS if topic in abilities]
+        seconds = min(min(validities, default=usual), REFRESH_SECONDS_MAX)
+        self._relist_at = asyncio.get_running_loop().time() + seconds
 
     def _refresh_seconds(self) -> float:
         """How long a list is used whose server does not say how long it is valid."""
@@ -724,30 +726,30 @@ class Reconnector:
         A caller that was notified there may request the list here.
         """
         if self._link is None or not self.server_status.is_settled:
-            return  # they are read when it connects
-        self._awaited |= frozenset(topics)
+            return  # all lists are read when the server connects
+        self._lists_awaited |= frozenset(topics)
         self._hub.unsettle(self.settings.name)
         self._lists_by_capability.changed_elsewhere(topics)
         self._schedule.announce_elsewhere(topics, asyncio.get_running_loop().time())
-        self._wake()  # also if they are stale already: they may be due sooner now
+        self._wake()  # even if the lists were stale before: they may be due sooner now
 
     def note_callers_elsewhere(self) -> None:
         """Another node found that the server's questions do not name their call."""
         if self._pool is not None:
             self._pool.divide_by_program()
 
-    def _note_change(self, topic: Topic) -> None:
+    def _relist_soon(self, topic: Topic) -> None:
         """The server announced a change: list once, however often it repeats that."""
         self._lists_by_capability.changed((topic,))
         if self._schedule.announce((topic,)):
             self._wake()
 
-    def _note_change_for(self, client_caps: ClientCapabilities, topic: Topic) -> None:
+    def _relist_soon_for(self, client_caps: ClientCapabilities, topic: Topic) -> None:
         """A change was announced on a link that is not shared."""
         if client_caps:
             self._lists_by_capability.changed((topic,), client_caps)
         else:
-            self._note_change(topic)
+            self._relist_soon(topic)
 
     def _renewed(self) -> None:
         """The server lost its session: repeat subscriptions and log level."""
@@ -759,17 +761,17 @@ class Reconnector:
         self._resubscribe()
         self._wake()
 
-    def _note_doubt(self) -> None:
+    def _ping_soon(self) -> None:
         """A request failed to reach the server: ping it, instead of letting every call find out."""
-        self._is_doubtful = True
+        self._ping_is_due = True
         self._wake()
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._wake_up is not None and not self._wake_up.done():
+            self._wake_up.set_result(None)
 
     async def _ping(self, link: BaseLink) -> None:
-        self._is_doubtful = False
+        self._ping_is_due = False
         try:
             await link.ping(PONG_SECONDS)
         except Fault as silent:
@@ -780,15 +782,15 @@ class Reconnector:
                 if isinstance(silent, NotConnected):
                     failed.status, failed.login = silent.status, silent.login
                 raise failed from silent
-            await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
+            await asyncio.wait({link.lost}, timeout=PING_PAUSE_SECONDS)
 
     async def _relist(self, link: BaseLink, due: Mapping[Topic, bool]) -> None:
         """List again what is `due`; the values say whether the change was announced."""
         before, own = self._listing, self._schedule.own
-        weary = {topic for topic, is_announced in due.items() if is_announced}
-        # What another node finds while these are read needs another reading; what the server says meanwhile does not:
-        # a list that never stands still would be awaited without end.
-        awaited, self._awaited = self._awaited & due.keys(), self._awaited - due.keys()
+        delayed = {topic for topic, is_announced in due.items() if is_announced}
+        # A change that another node reports during this reading needs another reading; one that the server announces
+        # does not, or callers would wait forever for a list that keeps changing.
+        awaited, self._lists_awaited = self._lists_awaited & due.keys(), self._lists_awaited - due.keys()
         try:
             if link.hubs:
                 await link.refresh_hubs()
@@ -798,30 +800,30 @@ class Reconnector:
                 self.on_lists_changed(tuple(own))
         except Fault as failed:
             # A failed listing is no reason to drop running calls.
-            weary = {*due}
+            delayed = {*due}
             problem = self._with_advice(link.redact(str(getattr(failed, "why", failed))))
             if problem != self._relist_problem:
                 text = "server gave no list; the hub keeps the last one"
                 log.warning(text, server=link.server, reason=problem)
                 self._relist_problem = problem
-                self._publish_status(**self._offer())
+                self._publish_status(**self._listing_fields())
             if not isinstance(failed, BadReply | ServerError):
                 self._schedule.announce(due)
-                self._awaited |= awaited
-                self._is_doubtful = True
+                self._lists_awaited |= awaited
+                self._ping_is_due = True
         else:
             self._relist_problem = None
-            self._publish_status(state="ready", reason=None, **self._offer())
+            self._publish_status(state="ready", reason=None, **self._listing_fields())
             self._cache_lists(link)
             self._log_cuts()
             if self._listing != before:
-                self._lists_by_capability.doubt({*due} - weary)  # unannounced changes may exist for all capabilities
-        if self._awaited:
+                self._lists_by_capability.doubt({*due} - delayed)  # unannounced changes may exist for all capabilities
+        if self._lists_awaited:
             self._hub.unsettle(self.settings.name)
         else:
             self._hub.settled(self.settings.name)
         self._plan_refresh()
-        self._schedule.rest(weary, asyncio.get_running_loop().time())
+        self._schedule.rest(delayed, asyncio.get_running_loop().time())
 
     # -- subscriptions and logs ----------------------------------------------------------------------------------
 
@@ -852,7 +854,7 @@ class Reconnector:
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
-    def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
+    def _publish_failure(self, reason: str, last_output: str | None, login: str | None = None) -> None:
         """The link failed or was lost: publish the reason to calls, listings and the log."""
         reason = self.settings.reason(self._with_advice(reason))
         detail = None if last_output is None else self.settings.redact(last_output)
@@ -867,7 +869,7 @@ class Reconnector:
         state: ServerState = "login" if self._is_unauthorized else self.absent
         self._publish_status(state=state, reason=reason, detail=detail, is_settled=True, is_recalled=False)
 
-    def _offer(self) -> dict[str, object]:
+    def _listing_fields(self) -> dict[str, object]:
         """The status fields that follow from the last listing."""
         listing = self._listing
         abilities = self.server_status.abilities if self._link is None else self._link.abilities()
@@ -891,7 +893,7 @@ class Reconnector:
     def _publish_status(self, **changes: object) -> None:
         self.server_status = msgspec.structs.replace(self.server_status, **changes)
         if not self.is_hidden:
-            is_awaited = bool(self._awaited) and self.server_status.state == "ready"
+            is_awaited = bool(self._lists_awaited) and self.server_status.state == "ready"
             self._hub.publish(self.server_status, is_awaited=is_awaited)
         if self.server_status.is_settled and not self.tried.done():
             self.tried.set_result(None)
@@ -916,7 +918,7 @@ class AllLinks:
 
 
 def _is_answer(failed: Exception) -> bool:
-    """Whether the peer responded, though not as hoped; a demand for other credentials does not count."""
+    """Whether the peer responded, though with an error; a demand for other credentials does not count."""
     if isinstance(failed, NotConnected):
         return failed.status not in (None, *FORBIDDEN)
     return isinstance(failed, BadReply | ServerError | ConnectFailed)

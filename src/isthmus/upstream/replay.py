@@ -46,10 +46,11 @@ from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListSha
 from isthmus.wire.mcp.messages import Implementation, read_log
 
 GATHER_MS = 20
-"""A frontend collects the questions of a call so long before it tells a modern caller."""
+"""How long a frontend collects the questions of a call before it sends them to a modern caller."""
 
 PAUSE_SECONDS = 0.05
-"""If a call went on longer than that with an open question, its caller had the question. So long the replay waits."""
+"""How long the replay waits after a question, if the recorded call continued while the question was open: its caller
+had received the question."""
 
 SHAPES: tuple[tuple[ListName, ListShape], ...] = (
     ("tools", TOOLS),
@@ -184,7 +185,7 @@ class _Playback:
         self._timer.cancel()
 
     def play(self) -> None:
-        """Replay what is due, and come back for the rest."""
+        """Replay the steps that are due, and set a timer for the next one."""
         steps = self._recorded.steps
         while self._at <= len(steps):
             if self._inflight.is_done:
@@ -208,7 +209,7 @@ class _Playback:
             self._step(line)
 
     def _is_early(self, line: ProgressLine | LogLine | QuestionLine | ResultLine | FaultLine) -> bool:
-        """Whether a question must reach its caller before this; True once for each question."""
+        """Whether the last question must reach its caller before this step; True once per question."""
         asked, self._asked = self._asked, None
         if asked is None:
             return False
@@ -289,7 +290,7 @@ def _fault(line: FaultLine, server: ServerName) -> Result | Fault:
         approval=fault.approval,
     )
     outcome = restored_outcome(about)
-    # What only the hub's own code reads.
+    # Fields that are not recorded, because only the hub itself reads them.
     match outcome:
         case NotConnected():
             outcome.why, outcome.status, outcome.login = fault.message, None, None

@@ -22,7 +22,7 @@ from isthmus.upstream.server_settings import ServerSettings, starts_the_same
 log = structlog.get_logger(__name__)
 
 LEAVE_SECONDS = 10.0
-"""How long reconnectors may take to close their links."""
+"""Time for reconnectors to close their links."""
 
 TAKE_OVER_SECONDS = 60.0
 """How long a changed server may take to start before it replaces the old one in any case."""
@@ -36,7 +36,7 @@ class Supervisor:
         self.grace_of: Callable[[ServerSettings], float] = lambda _: 0.0
         """How long calls of a server wait for a new link after the last one."""
         self.on_lists_changed: Callable[[ServerName, Sequence[Topic]], None] = lambda _server, _topics: None
-        """Called when lists of a server are others than before."""
+        """Called with the lists of a server that have changed."""
         self.on_asked: Callable[[ServerName], None] = lambda _server: None
         """Called once per server whose questions do not name their call."""
         self._lists = lists
@@ -48,7 +48,7 @@ class Supervisor:
         self._successors: dict[ServerName, Reconnector] = {}
         """Reconnectors that replace another one as soon as they have a link."""
 
-    # -- coming ----------------------------------------------------------------------------------------------------
+    # -- adding ----------------------------------------------------------------------------------------------------
 
     def add(self, settings: ServerSettings, *, is_awaited: bool = True) -> None:
         """Start a server; returns at once.
@@ -162,7 +162,7 @@ class Supervisor:
             if reconnector is not None:
                 reconnector.renew(subject)
 
-    # -- going -----------------------------------------------------------------------------------------------------
+    # -- removing --------------------------------------------------------------------------------------------------
 
     def remove(self, server: ServerName, why: str = "it was removed from the configuration") -> None:
         """Remove a server: it is hidden at once; its running calls may finish."""

@@ -208,7 +208,7 @@ class StdioSettings:
             " See [Processes](concepts.md#processes)."
         ),
     )
-    """By what they are of: `program`, `argv`, or the path of a file."""
+    """Keys: `program`, `argv`, or the path of a file."""
     may_be_open: bool = True
     """Whether it is started even if every user of the machine can write to its program."""
 
@@ -499,8 +499,8 @@ class ServerSettings:
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Keys of the entry that the hub does not know, unchanged."""
     client_caps: ClientCapabilities = NO_CAPABILITIES
-    """What the shared link declares. Only where all callers are one: a hub that a command starts for itself. Elsewhere
-    callers that can be asked have links of their own, and so processes of their own."""
+    """The client capabilities that the shared link declares. Only hubs that a command starts for itself set them; in
+    other hubs, callers that can be asked have links of their own."""
 
     def __post_init__(self) -> None:
         for key, value in declared_values(self):
@@ -598,7 +598,7 @@ _OTHER_KEYS = (
     ServerKey("Keys of other clients. Kept, never read.", name="extra", is_literal=True),
     ServerKey("The same as JSON text, for values that TOML cannot hold.", name="extra_json", is_literal=True),
 )
-"""Keys that no single field holds, or that another package's settings hold."""
+"""Keys without a field of their own here, or that set fields of another package's settings."""
 
 
 def _collect() -> tuple[dict[type, tuple[ServerKey, ...]], dict[str, ServerKey]]:

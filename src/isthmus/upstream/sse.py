@@ -122,7 +122,7 @@ class SseLink(BaseLink):
         self._head = self._new_head()
         await self._initialize()
         # Many servers refuse messages before `initialized`, and another connection may be faster.
-        await self._one_way_posts.quiet()
+        await self._one_way_posts.wait_sent()
 
     def _new_head(self) -> bytes:
         return self._endpoint.head("POST", {"content-type": "application/json"}, self._post_target)

@@ -35,6 +35,7 @@ from isthmus.upstream.credential_redaction import redact_error
 from isthmus.upstream.http_shared import (
     ADVICE,
     OK,
+    TURNED_AWAY,
     UNAUTHORIZED,
     CallerHeaders,
     HttpEndpoint,
@@ -88,9 +89,6 @@ STREAM_OPEN_SECONDS = 1.0
 BAD_REQUEST = 400
 NOT_FOUND = 404
 REDIRECTS = (307, 308)
-TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
-"""Statuses that prove the server did not run the request."""
-
 NO_ENDPOINT = (400, 404, 405)
 """Statuses of an address that does not know MCP, if the body is not JSON-RPC."""
 
@@ -441,7 +439,7 @@ class StreamableLink(BaseLink):
         if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
         if self.dialect.era == "modern":
-            self._modern_subscriptions.again()
+            self._modern_subscriptions.resubscribe()
             return
         last, self._last_event_id = self._last_event_id, None
         stream = self._open_next_stream()
@@ -472,7 +470,7 @@ class StreamableLink(BaseLink):
             self._listen_done()
             self._modern_subscriptions.acknowledged(honoured)
             if self._missed_changes:
-                self._missed_changes = self._modern_subscriptions.is_asking
+                self._missed_changes = self._modern_subscriptions.has_pending
                 self.on_gap()
 
     def on_stream_refused(self, stream: NotificationStream, refusal: Fault) -> None:
@@ -530,7 +528,7 @@ class StreamableLink(BaseLink):
                 self._one_way_posts.send(self._endpoint.head("DELETE", self._state_headers("", None)), None)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LINGER_SECONDS):
-                        await self._one_way_posts.quiet()
+                        await self._one_way_posts.wait_sent()
         finally:
             await self._client.aclose()
 

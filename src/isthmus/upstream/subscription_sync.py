@@ -31,7 +31,7 @@ class SubscriptionSync:
     """Subscriptions at one server. A named link belongs to the pool; without a link, the shared one is used."""
 
     def __init__(self, hub: Hub, background: BackgroundTasks, server: ServerName) -> None:
-        self._recall = hub.result_cache
+        self._result_cache = hub.result_cache
         self._subscriptions = hub.subscriptions
         self._background = background
         self._server = server
@@ -40,7 +40,7 @@ class SubscriptionSync:
         """Subscriptions of callers that may have a link of their own."""
         return self._subscriptions.followers(self._server)
 
-    # -- asking ----------------------------------------------------------------------------------------------------
+    # -- subscribing -----------------------------------------------------------------------------------------------
 
     async def follow(
         self, link: SubscriptionLink, uris: Sequence[str], then: Callable[[str], None] = lambda _: None
@@ -58,8 +58,8 @@ class SubscriptionSync:
 
     def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
         """Subscribe further links to what a caller follows, in the background."""
-        asking = self._subscriptions.subscribe_also((self._server, uri), follower, links)
-        self._background.spawn(f"subscriptions of {self._server}", asking)
+        pending = self._subscriptions.subscribe_also((self._server, uri), follower, links)
+        self._background.spawn(f"subscriptions of {self._server}", pending)
 
     def resume(self, link: BaseLink) -> None:
         """Subscribe the shared link to everything that callers follow; updates may have been missed until then."""
@@ -83,7 +83,7 @@ class SubscriptionSync:
         """A link is gone, or its server has forgotten the subscriptions."""
         self._subscriptions.forget(link)
 
-    # -- hearing ---------------------------------------------------------------------------------------------------
+    # -- updates ---------------------------------------------------------------------------------------------------
 
     def resume_share(self, share: FollowerLink, uris: Collection[str]) -> None:
         """Subscribe one caller, on a new link, to what it follows; updates may have been missed until then."""
@@ -96,7 +96,7 @@ class SubscriptionSync:
 
     def updated(self, uri: str, link: SubscriptionLink | None = None) -> None:
         """The server reports an update of a resource."""
-        self._recall.forget(self._server, uri)
+        self._result_cache.forget(self._server, uri)
         self._subscriptions.updated(self._server, uri, link)
 
     def attend_for_all(self, link: BaseLink) -> None:
@@ -115,7 +115,7 @@ class SubscriptionSync:
             self._missed(uri, link)
 
     def _missed(self, uri: str, link: SubscriptionLink | None = None) -> None:
-        self._recall.forget(self._server, uri)
+        self._result_cache.forget(self._server, uri)
         self._subscriptions.missed(self._server, uri, link)
 
 
@@ -131,7 +131,7 @@ class LogLevelSync:
         self._background = background
         self._server = server
         self._links: set[BaseLink] = set()
-        self._asking: dict[BaseLink, asyncio.Task[None]] = {}
+        self._pending: dict[BaseLink, asyncio.Task[None]] = {}
         """Links with an unanswered request, and the task that waits for it."""
         self._due: set[BaseLink] = set()
         """Links that need another request afterwards."""
@@ -144,8 +144,8 @@ class LogLevelSync:
     async def prepare(self, link: BaseLink) -> None:
         """Set a new link's log level and wait: elsewhere its first call could overtake the request."""
         self.attend(link)
-        if (asking := self._asking.get(link)) is not None:
-            await asyncio.wait({asking}, timeout=ANSWER_SECONDS)
+        if (pending := self._pending.get(link)) is not None:
+            await asyncio.wait({pending}, timeout=ANSWER_SECONDS)
 
     def forget(self, link: BaseLink) -> None:
         """A link is gone, or belongs to another owner."""
@@ -158,12 +158,12 @@ class LogLevelSync:
 
     def renew(self, link: BaseLink) -> None:
         """Set a link's level at once, or after its pending request; its server may have forgotten it."""
-        if link in self._asking:
+        if link in self._pending:
             self._due.add(link)
         elif (own_request := self._send_level(link)) is not None:
-            asking = self._background.spawn(f"log level of {self._server}", self._follow(link, own_request))
-            self._asking[link] = asking
-            self._levels.track(self._server, asking)
+            pending = self._background.spawn(f"log level of {self._server}", self._follow(link, own_request))
+            self._pending[link] = pending
+            self._levels.track(self._server, pending)
 
     def _send_level(self, link: BaseLink) -> HubRequest | None:
         """The request that was sent; None if there is nothing to set."""
@@ -181,5 +181,5 @@ class LogLevelSync:
                     level("server refused a log level", server=self._server, reason=fault.message)
                 own_request = self._send_level(link) if link in self._due else None
         finally:
-            del self._asking[link]
+            del self._pending[link]
             self._due.discard(link)

@@ -25,10 +25,10 @@ log = structlog.get_logger(__name__)
 SUBSCRIBE = "resources/subscribe"
 UNSUBSCRIBE = "resources/unsubscribe"
 
-AGREE_SECONDS = 30.0
+SUBSCRIBE_SECONDS = 30.0
 """How long a server may take to accept a subscription."""
 
-LEAVE_SECONDS = 5.0
+UNSUBSCRIBE_SECONDS = 5.0
 """How long the next subscriber waits for a pending unsubscribe."""
 
 LISTEN_ACK_SECONDS = 5.0
@@ -46,15 +46,15 @@ Answer: TypeAlias = "asyncio.Future[Fault | None]"
 class LegacySubscriptions:
     """Subscriptions to a legacy server, one request per resource.
 
-    Requests for the same resource are sent one after the other: a server could handle two of them in any order. `ask`
-    sends one, `forget` drops one that got no response.
+    Requests for the same resource are sent one after the other: a server could handle two of them in any order.
+    `send_request` sends one, `forget` drops one that got no response.
     """
 
     def __init__(
-        self, server: ServerName, ask: Callable[[str, str], HubRequest], forget: Callable[[Waiter], None]
+        self, server: ServerName, send_request: Callable[[str, str], HubRequest], forget: Callable[[Waiter], None]
     ) -> None:
         self._server = server
-        self._ask = ask
+        self._send_request = send_request
         self._forget = forget
         self._wanted: dict[str, Answer] = {}
         self._subscribed: set[str] = set()
@@ -67,7 +67,7 @@ class LegacySubscriptions:
             answer = self._wanted[uri] = asyncio.get_running_loop().create_future()
         self._subscribed.discard(uri)
         self._sync(uri)
-        await _raised(answer)
+        await _wait_accepted(answer)
 
     def drop(self, uri: str) -> None:
         """Unsubscribe."""
@@ -79,14 +79,14 @@ class LegacySubscriptions:
         if uri in self._under_way:
             return
         if uri in self._wanted and uri not in self._subscribed:
-            self._send(SUBSCRIBE, uri, AGREE_SECONDS)
+            self._send(SUBSCRIBE, uri, SUBSCRIBE_SECONDS)
         elif uri not in self._wanted and uri in self._subscribed:
             self._subscribed.discard(uri)
-            self._send(UNSUBSCRIBE, uri, LEAVE_SECONDS)
+            self._send(UNSUBSCRIBE, uri, UNSUBSCRIBE_SECONDS)
 
     def _send(self, method: str, uri: str, within: float) -> None:
         self._under_way.add(uri)
-        own_request = self._ask(method, uri)
+        own_request = self._send_request(method, uri)
         late = BadReply(self._server, f"no answer to {method} within {within:g} s")
         timer = asyncio.get_running_loop().call_later(within, own_request.fail, late)
         own_request.answer.add_done_callback(partial(self._answered, method, uri, own_request, timer))
@@ -116,14 +116,14 @@ class LegacySubscriptions:
 class ModernSubscriptions:
     """Subscriptions to a modern server: one request at a time that names everything.
 
-    `ask` sends such a request; the link reports `acknowledged`, `refused` or `interrupted`. New resources form a group.
-    If the server refuses it, both halves are tried separately, so that one bad resource affects only itself; earlier
-    subscriptions stay active.
+    `send_request` sends such a request; the link reports `acknowledged`, `refused` or `interrupted`. New resources form
+    a group. If the server refuses it, both halves are tried separately, so that one bad resource affects only itself;
+    earlier subscriptions stay active.
     """
 
-    def __init__(self, server: ServerName, ask: Callable[[Collection[str]], None]) -> None:
+    def __init__(self, server: ServerName, send_request: Callable[[Collection[str]], None]) -> None:
         self._server = server
-        self._ask = ask
+        self._send_request = send_request
         self.wanted: set[str] = set()
         """All resources that are subscribed or wanted; other fields may name more until they are updated."""
         self._wanted_bytes = 0
@@ -132,11 +132,11 @@ class ModernSubscriptions:
         self._groups: list[set[str]] = []
         self._newest: set[str] = set()
         """The waiting group that new resources join."""
-        self._trial: set[str] | None = None
+        self._in_request: set[str] | None = None
         """New resources in the request that is pending."""
         self._is_overdue = False
-        """The pending request need not be waited for: it timed out or broke off. Its new resources are in the next one
-        too."""
+        """The pending request timed out or broke off: do not wait for it, and repeat its new resources in the next
+        one."""
         self._named = 0
         """How many resources it names."""
         self._answers: dict[str, Answer] = {}
@@ -146,12 +146,12 @@ class ModernSubscriptions:
         """The last acknowledged subscription is active."""
         self._refusals = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._soon: asyncio.Handle | None = None
+        self._advance_handle: asyncio.Handle | None = None
 
     @property
-    def is_asking(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether some resources are not accepted yet."""
-        return bool(self._groups or self._trial)
+        return bool(self._groups or self._in_request)
 
     # -- what is wanted --------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class ModernSubscriptions:
             self._newest.add(uri)
             self._answers[uri] = asyncio.get_running_loop().create_future()
             self._advance_soon()
-        await _raised(self._answers[uri])
+        await _wait_accepted(self._answers[uri])
 
     def drop(self, uri: str) -> None:
         """Unsubscribe; many at once cost one request."""
@@ -186,59 +186,59 @@ class ModernSubscriptions:
             self.wanted.discard(uri)
             self._wanted_bytes -= _size(uri)
         self._subscribed.discard(uri)
-        if self._trial is not None:
-            self._trial.discard(uri)
+        if self._in_request is not None:
+            self._in_request.discard(uri)
         _resolve(self._answers.pop(uri, None), answer)
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def again(self) -> None:
+    def resubscribe(self) -> None:
         """Subscribe to everything again, unless a request is pending."""
-        if self._trial is None or self._is_overdue:
+        if self._in_request is None or self._is_overdue:
             self._is_due = True
             self._advance()
 
     def _advance_soon(self) -> None:
         """Send a request at the end of this turn of the loop, one for all changes in it."""
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_soon(self._advance)
+        if self._advance_handle is None:
+            self._advance_handle = asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
         """Send the next request, if one is needed and the last one need not be waited for."""
-        self._stop_soon()
-        is_free = self._trial is None or self._is_overdue
-        if self._groups and (is_free or not self._trial):  # a request without new resources is not waited for
-            self._try(self._groups.pop(0))
+        self._cancel_advance()
+        is_free = self._in_request is None or self._is_overdue
+        if self._groups and (is_free or not self._in_request):  # a request without new resources is not waited for
+            self._request(self._groups.pop(0))
         elif self._is_due and is_free:
-            self._try(set())
-        elif not self.is_asking:
+            self._request(set())
+        elif not self.has_pending:
             self._refusals = 0
 
-    def _try(self, group: set[str]) -> None:
-        self._trial = {*group, *(self._trial or ())} & self.wanted
+    def _request(self, group: set[str]) -> None:
+        self._in_request = {*group, *(self._in_request or ())} & self.wanted
         self._is_overdue = self._is_due = False
-        named = self._subscribed | self._trial
+        named = self._subscribed | self._in_request
         self._named = len(named)
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(LISTEN_ACK_SECONDS, self._believe)
-        self._ask(sorted(named))
+        self._timer = asyncio.get_running_loop().call_later(LISTEN_ACK_SECONDS, self._assume_accepted)
+        self._send_request(sorted(named))
 
-    def _stop_soon(self) -> None:
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
+    def _cancel_advance(self) -> None:
+        if self._advance_handle is not None:
+            self._advance_handle.cancel()
+            self._advance_handle = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # -- how it went -----------------------------------------------------------------------------------------------
+    # -- responses --------------------------------------------------------------------------------------------------
 
     def acknowledged(self, honoured: Collection[str] | None) -> None:
         """The subscription is active; only for these resources, if the server names them."""
         self._is_open = True
-        for uri in self._take_trial():
+        for uri in self._end_request():
             # The server may spell names differently; if it names as many as requested, they are those.
             if honoured is None or uri in honoured or len(honoured) >= self._named:
                 self._subscribed.add(uri)
@@ -251,7 +251,7 @@ class ModernSubscriptions:
 
     def refused(self, refusal: Fault) -> None:
         """The server refused the last request; the subscription before it stays active."""
-        group = sorted(self._take_trial())
+        group = sorted(self._end_request())
         self._refusals += 1
         is_method_unknown = isinstance(refusal, ServerError) and refusal.code == jsonrpc.METHOD_NOT_FOUND
         if len(group) > 1 and self._refusals <= REFUSALS_MAX and not is_method_unknown:
@@ -260,7 +260,7 @@ class ModernSubscriptions:
         else:
             for uri in group:
                 self._give_up(uri, refusal)
-        # Not even the lists are active, which the server may accept alone.
+        # Without any active subscription, try the lists alone: the server may accept these.
         self._is_due |= bool(group) and not self._is_open
         self._advance_soon()
 
@@ -278,14 +278,14 @@ class ModernSubscriptions:
     def stop(self) -> None:
         """The link is lost: the next link gets the same subscriptions."""
         self._stop_timer()
-        self._stop_soon()
+        self._cancel_advance()
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             _resolve(answer, None)
 
-    def _take_trial(self) -> set[str]:
+    def _end_request(self) -> set[str]:
         self._stop_timer()
-        trial, self._trial = self._trial or set(), None
+        trial, self._in_request = self._in_request or set(), None
         self._is_overdue = False
         return trial
 
@@ -294,16 +294,16 @@ class ModernSubscriptions:
             log.warning("server ended the subscription to a resource", server=self._server, reason=refusal.message)
         self._end(uri, refusal)
 
-    def _believe(self) -> None:
-        """The server was silent for long enough: take that as acceptance."""
+    def _assume_accepted(self) -> None:
+        """No response in time counts as acceptance."""
         self._timer = None
         self._is_overdue = True
-        for uri in self._trial or ():
+        for uri in self._in_request or ():
             _resolve(self._answers.pop(uri, None), None)
         self._advance_soon()
 
 
-async def _raised(answer: Answer) -> None:
+async def _wait_accepted(answer: Answer) -> None:
     """Wait for an answer without cancelling it: others may wait for the same."""
     await asyncio.wait({answer})
     if (refusal := answer.result()) is not None:

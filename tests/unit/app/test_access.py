@@ -11,9 +11,8 @@ import msgspec
 import pytest
 import structlog
 
-from isthmus.app.caller_identity import ANYONE
+from isthmus.app.caller_identity import ANYONE, LiveCallers, log_changed_callers
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.serve import Access, log_callers
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
@@ -60,7 +59,7 @@ def admitted(auth: Authenticator, key: str | None = None, host: bytes = b"127.0.
 async def test_a_new_configuration_holds_for_the_next_request(
     running: RunningHub, opened: Configuration, closed: Configuration
 ) -> None:
-    access, frontend = Access(opened), RecordingFrontend()
+    access, frontend = LiveCallers(opened), RecordingFrontend()
     auth = access.open()
     access.follow(running, [frontend])
     assert admitted(auth) == LOCAL
@@ -82,7 +81,7 @@ async def test_a_new_configuration_holds_for_the_next_request(
 async def test_one_that_cannot_be_taken_changes_nothing(
     running: RunningHub, opened: Configuration, hub: dict[str, Any]
 ) -> None:
-    access, frontend = Access(opened), RecordingFrontend()
+    access, frontend = LiveCallers(opened), RecordingFrontend()
     auth = access.open()
     access.follow(running, [frontend])
     with pytest.raises((ConfigError, ValueError)):
@@ -94,7 +93,7 @@ async def test_one_that_cannot_be_taken_changes_nothing(
 async def test_a_hub_that_wants_keys_is_not_opened_by_a_file(
     running: RunningHub, opened: Configuration, closed: Configuration
 ) -> None:
-    access, frontend = Access(closed), RecordingFrontend()
+    access, frontend = LiveCallers(closed), RecordingFrontend()
     auth = access.open()
     access.follow(running, [frontend])
     with pytest.raises(ConfigError, match="restart the hub if it is to be open"):
@@ -108,7 +107,7 @@ async def test_logging_is_set_up_anew_only_if_it_changed(
 ) -> None:
     asked: list[tuple[str, str, str | None]] = []
     monkeypatch.setattr("isthmus.telemetry.logs.configure", lambda *given: asked.append(given))
-    access = Access(opened)
+    access = LiveCallers(opened)
     access.open()
     access.change(opened)
     assert asked == []
@@ -119,7 +118,7 @@ async def test_logging_is_set_up_anew_only_if_it_changed(
 
 def warnings_of(configuration: Configuration, *, is_insecure: bool = False) -> list[str]:
     with structlog.testing.capture_logs() as logs:
-        Access(configuration, is_insecure=is_insecure).open()
+        LiveCallers(configuration, is_insecure=is_insecure).open()
     return [line["event"] for line in logs if line["log_level"] == "warning"]
 
 
@@ -132,10 +131,10 @@ def test_a_hub_that_is_open_says_so_once(opened: Configuration, closed: Configur
 def test_a_hub_that_is_open_to_a_network_was_configured_so_and_says_so(opened: Configuration) -> None:
     everywhere = replace(opened, hub=replace(opened.hub, host="0.0.0.0"))
     with pytest.raises(ConfigError, match="isthmus token create"):
-        Access(everywhere).open()
+        LiveCallers(everywhere).open()
     (said,) = warnings_of(everywhere, is_insecure=True)
     assert said.startswith("INSECURE: everybody who can reach this address may call everything")
-    auth = Access(everywhere, is_insecure=True).open()
+    auth = LiveCallers(everywhere, is_insecure=True).open()
     assert admitted(auth) is ANYONE
 
 
@@ -144,7 +143,7 @@ def test_a_published_open_hub_treats_no_caller_as_the_local_user(opened: Configu
     published = replace(opened, hub=replace(opened.hub, public_url="https://hub.example"))
     (said,) = warnings_of(published)
     assert said.startswith("INSECURE: everybody who can reach this address may call everything")
-    assert admitted(Access(published).open()) is ANYONE
+    assert admitted(LiveCallers(published).open()) is ANYONE
     here = replace(opened, hub=replace(opened.hub, public_url="http://localhost:8765"))
     assert warnings_of(here)[0].startswith("open: every program on this machine")
 
@@ -157,7 +156,7 @@ def test_an_open_hub_with_callers_is_reported_as_not_open(closed: Configuration)
 async def test_added_and_removed_keys_are_logged_with_their_callers(
     running: RunningHub, opened: Configuration, closed: Configuration
 ) -> None:
-    access = Access(opened)
+    access = LiveCallers(opened)
     access.open()
     access.follow(running, [])
     with structlog.testing.capture_logs() as logs:
@@ -169,6 +168,6 @@ async def test_added_and_removed_keys_are_logged_with_their_callers(
     ]
     planner = next(caller for caller in access.identities.callers() if caller.name == "planner")
     with structlog.testing.capture_logs() as logs:
-        log_callers({planner}, {msgspec.structs.replace(planner, is_operator=True)})
+        log_changed_callers({planner}, {msgspec.structs.replace(planner, is_operator=True)})
     assert [line["event"] for line in logs] == ["the permissions of a caller have changed"]
     assert KEY not in str(logs)

@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit, states_of
+from isthmus.app.caller_identity import LiveCallers
 from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import RunningHub
-from isthmus.app.serve import Access, open_journal
+from isthmus.app.serve import open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import CUT, STARTED, STOPPED, UNCLEAN, UNSIGNED, Point, follow
@@ -207,7 +208,7 @@ async def test_old_records_are_taken_away_while_the_hub_runs(tmp_path: Path) -> 
 async def test_a_changed_login_is_recorded_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         configuration = configured(tmp_path)
-        access, pins = Access(configuration), DefinitionPins(configuration)
+        access, pins = LiveCallers(configuration), DefinitionPins(configuration)
         running = RunningHub(configuration, {}, pins=pins, audit=log.audit)
         log.attach(running, access.open(), access.identities, pins)
         running.logins.on_changed(ServerName("files"), Subject("acme", "ann"))
@@ -221,7 +222,7 @@ async def test_a_switched_server_is_recorded_with_its_operator(tmp_path: Path) -
     async with opened(tmp_path) as log:
         server = ServerSettings(ServerName("files"), StdioSettings("/no/such/program"))
         configuration = replace(configured(tmp_path), servers=(server,))
-        access, pins = Access(configuration), DefinitionPins(configuration)
+        access, pins = LiveCallers(configuration), DefinitionPins(configuration)
         running = RunningHub(configuration, {}, pins=pins, audit=log.audit)
         log.attach(running, access.open(), access.identities, pins)
         ann = Caller("ann", "acme", Grants(("*",)), is_operator=True)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import structlog
 
-from isthmus.app.caller_identity import LOCAL_OPERATOR, LOST, Identities
+from isthmus.app.caller_identity import KEYS_UNREADABLE, LOCAL_OPERATOR, Identities
 from isthmus.app.hub import LOCAL
 from isthmus.app.key_files import TRUST_SECONDS, KeyFile
 from isthmus.config.findings import ConfigError
@@ -78,8 +78,8 @@ class World:
     def revoke(self, id: str) -> None:
         self.file.change(lambda keys: tuple(revoked(key, self.clock.now) if key.id == id else key for key in keys))
 
-    def look(self) -> bool:
-        self.known._minted.reload()
+    def reload_keys(self) -> bool:
+        self.known._live_keys.reload()
         return self.known.refresh()
 
     def who(self, key: str) -> Caller | Unprovable | None:
@@ -129,14 +129,14 @@ def test_the_first_key_closes_a_hub_and_only_the_operators_word_opens_it_again(t
     world = World(tmp_path)
     known = world.start()
     key, made = world.mint()
-    assert (world.look(), known.identify({})) == (True, None)
+    assert (world.reload_keys(), known.identify({})) == (True, None)
     world.revoke(made.id)
-    assert (world.look(), known.identify({}), world.who(key)) == (True, None, None)
+    assert (world.reload_keys(), known.identify({}), world.who(key)) == (True, None, None)
     world.file.change(lambda keys: keys, to_open=True)
-    assert (world.look(), known.identify({})) == (True, LOCAL)
+    assert (world.reload_keys(), known.identify({})) == (True, LOCAL)
     world.mint("another")
     world.file.change(lambda keys: keys, to_open=False)
-    assert (world.look(), known.identify({})) == (True, None)
+    assert (world.reload_keys(), known.identify({})) == (True, None)
 
 
 def test_a_hub_that_others_can_reach_stays_closed(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_hub_that_others_can_reach_stays_closed(tmp_path: Path) -> None:
     world.revoke(made.id)
     world.file.change(lambda keys: keys, to_open=True)
     with structlog.testing.capture_logs() as logs:
-        world.look()
+        world.reload_keys()
     assert known.identify({}) is None
     assert "hub rejects all requests: keys unreadable" in [line["event"] for line in logs]
 
@@ -187,11 +187,11 @@ def test_a_hub_that_runs_takes_keys_as_they_come_and_go(tmp_path: Path) -> None:
     known = world.start()
     key, made = world.mint()
     assert world.who(key) is None
-    assert world.look()
+    assert world.reload_keys()
     assert (world.who(key), made.caller in known) == (made.caller, True)
-    assert not world.look()
+    assert not world.reload_keys()
     world.revoke(made.id)
-    assert world.look()
+    assert world.reload_keys()
     assert (world.who(key), made.caller in known) == (None, False)
 
 
@@ -200,11 +200,11 @@ def test_the_first_key_closes_a_hub_that_was_open(tmp_path: Path) -> None:
     known = world.start()
     _, made = world.mint()
     with structlog.testing.capture_logs() as logs:
-        assert world.look()
+        assert world.reload_keys()
     assert (known.wants_proof, LOCAL in known, known.identify({})) == (True, False, None)
     assert "now requires keys" in logs[0]["event"]
     world.revoke(made.id)
-    assert world.look()
+    assert world.reload_keys()
     assert known.identify({}) is None, "a hub that wanted keys does not open again"
 
 
@@ -213,10 +213,10 @@ def test_a_key_that_expires_ends_by_itself(tmp_path: Path) -> None:
     key, made = world.mint(expires_at=world.clock.now + 10)
     known = world.start()
     world.clock.now += 9.9
-    assert (world.who(key), world.look()) == (made.caller, False)
+    assert (world.who(key), world.reload_keys()) == (made.caller, False)
     world.clock.now += 0.1
     assert world.who(key) is None
-    assert world.look()
+    assert world.reload_keys()
     assert made.caller not in known
 
 
@@ -228,7 +228,7 @@ def test_so_does_one_of_the_file(tmp_path: Path) -> None:
     assert found in known
     world.clock.now += 10
     assert world.who(KEY) is None
-    assert world.look()
+    assert world.reload_keys()
     assert found not in known
     assert known.wants_proof
 
@@ -324,13 +324,13 @@ def test_a_caller_that_its_verifier_no_longer_knows_is_dropped_though_no_key_cha
         found = world.who("guest-token")
         assert isinstance(found, Caller)
         world.clock.now += 1
-        assert not world.look()
+        assert not world.reload_keys()
         guests.is_gone = True
         world.clock.now += 1
-        assert world.look(), "what it has opened is to be ended"
+        assert world.reload_keys(), "what it has opened is to be ended"
         assert found not in known
         world.clock.now += 1
-        assert not world.look(), "once"
+        assert not world.reload_keys(), "once"
 
 
 def test_a_verified_caller_is_found_by_name_while_its_credential_is_valid(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_a_token_for_a_key_is_valid_as_long_as_the_key(tmp_path: Path) -> None:
     assert found == world.who(key)
     assert found in known
     world.revoke(made.id)
-    assert world.look()
+    assert world.reload_keys()
     assert (world.who("ticket"), found in known) == (None, False)
 
 
@@ -394,7 +394,7 @@ def test_a_hub_with_callers_of_a_verifier_is_not_open(tmp_path: Path) -> None:
         world.start()
     known = Identities(world.configuration)
     known.verifiers.append(Guests())
-    known.knows_more = True
+    known.has_other_callers = True
     known.decide()
     assert known.wants_proof
 
@@ -424,15 +424,19 @@ def test_a_lost_list_is_used_for_a_while_and_then_admits_no_caller(tmp_path: Pat
     else:
         world.file.path.write_text(damage)
     with structlog.testing.capture_logs() as logs:
-        assert not world.look()
-        assert not world.look()
+        assert not world.reload_keys()
+        assert not world.reload_keys()
         world.clock.now += TRUST_SECONDS
         assert world.who(key) == made.caller
         world.clock.now += 0.1
-        assert world.look()
+        assert world.reload_keys()
     assert [line["log_level"] for line in logs] == ["error", "error"], "each is logged once"
-    assert (world.who(key), known.by_key(key.encode()), made.caller in known) == (LOST, LOST, False)
-    assert world.who("something-else") is LOST, "nobody can tell whether it was made meanwhile"
+    assert (world.who(key), known.by_key(key.encode()), made.caller in known) == (
+        KEYS_UNREADABLE,
+        KEYS_UNREADABLE,
+        False,
+    )
+    assert world.who("something-else") is KEYS_UNREADABLE, "nobody can tell whether it was made meanwhile"
     assert known.identify({}) is None
     assert isinstance(world.who(KEY), Caller), "the keys of the file are known as before"
     assert known.wants_proof
@@ -444,11 +448,11 @@ def test_a_list_that_can_be_read_again_is_gone_by_again(tmp_path: Path) -> None:
     world.start()
     content = world.file.path.read_bytes()
     world.file.path.unlink()
-    world.look()
+    world.reload_keys()
     world.clock.now += TRUST_SECONDS + 1
-    assert world.look()
+    assert world.reload_keys()
     world.file._write(world.file.path, content)
-    assert world.look()
+    assert world.reload_keys()
     assert world.who(key) == made.caller
 
 
@@ -459,22 +463,22 @@ def test_even_the_whole_folder_gone_opens_nothing(tmp_path: Path) -> None:
     for path in sorted((tmp_path / "state").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     world.clock.now += TRUST_SECONDS + 1
-    assert world.look()
+    assert world.reload_keys()
     assert (known.wants_proof, known.identify({})) == (True, None)
 
 
 async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.app.caller_identity.LOOK_SECONDS", 0.005)
+    monkeypatch.setattr("isthmus.app.caller_identity.CHECK_SECONDS", 0.005)
     world = World(tmp_path)
     key, made = world.mint()
     known = world.start()
     answers, changed = threading.Event(), asyncio.Event()
-    monkeypatch.setattr(known._minted, "reload", answers.wait)
+    monkeypatch.setattr(known._live_keys, "reload", answers.wait)
     running = asyncio.ensure_future(known.run(changed.set))
     try:
         world.clock.now += TRUST_SECONDS + 1
         await asyncio.wait_for(changed.wait(), 10)
-        assert (world.who(key), made.caller in known) == (LOST, False)
+        assert (world.who(key), made.caller in known) == (KEYS_UNREADABLE, False)
     finally:
         answers.set()
         running.cancel()
@@ -482,18 +486,18 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, mon
 
 
 async def test_a_defect_met_once_does_not_end_the_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.app.caller_identity.LOOK_SECONDS", 0.005)
+    monkeypatch.setattr("isthmus.app.caller_identity.CHECK_SECONDS", 0.005)
     world = World(tmp_path, **keyed(KEY))
     known = world.start()
     changed = asyncio.Event()
-    look, defects = known._minted.reload, [ZeroDivisionError()]
+    reload_keys, defects = known._live_keys.reload, [ZeroDivisionError()]
 
     def stumble() -> None:
         if defects:
             raise defects.pop()
-        look()
+        reload_keys()
 
-    monkeypatch.setattr(known._minted, "reload", stumble)
+    monkeypatch.setattr(known._live_keys, "reload", stumble)
     with structlog.testing.capture_logs() as logs:
         running = asyncio.ensure_future(known.run(changed.set))
         key, made = world.mint()

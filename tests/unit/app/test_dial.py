@@ -17,9 +17,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.app import dial
-from isthmus.app.dial import Dialler, DialPlan, HubRefused, LineLost, Pauses, open_dialler, read_address, verdict_on
+from isthmus.app.dial import (
+    Dialler,
+    DialPlan,
+    HubConnectionLost,
+    HubRefused,
+    ReconnectPauses,
+    open_dialler,
+    permanent_refusal,
+    read_address,
+)
 from isthmus.app.dial_sessions import LocalOffer
-from isthmus.app.served_session import ASKED_BYTES_MAX
+from isthmus.app.served_session import UNANSWERED_BYTES_MAX
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
 from isthmus.storage import audit_sqlite
@@ -157,7 +166,7 @@ async def test_a_server_that_stands_still_costs_only_its_own_calls(monkeypatch: 
         stuck, well = numbers["stuck-id"], numbers["well-id"]
         await guest.send("tools/call", {"name": "stick", "arguments": {}}, channel=stuck)
         long = {"name": "echo", "arguments": {"text": "x" * 1024 * 1024}}
-        fitting = ASKED_BYTES_MAX // (1024 * 1024) - 1
+        fitting = UNANSWERED_BYTES_MAX // (1024 * 1024) - 1
         waiting = [await guest.send("tools/call", long, channel=stuck) for _ in range(fitting)]
         refused = await guest.ask("tools/call", long, channel=stuck)
         assert text_in(refused) == "The server has too many unanswered requests"
@@ -401,27 +410,29 @@ async def test_another_refusal_is_reported_and_the_next_attempt_waits() -> None:
 
 
 def test_how_long_is_waited_fits_the_reason() -> None:
-    pauses = Pauses()
-    lost = LineLost("the connection to it broke")
+    pauses = ReconnectPauses()
+    lost = HubConnectionLost("the connection to it broke")
     assert [pauses.after(lost, 1.0) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
     pauses.reset()
     assert pauses.after(lost, 0.5) == 0.25
-    assert pauses.after(LineLost("it restarts", 1012, "the hub is shutting down"), 1.0) == 1.0
-    assert pauses.after(LineLost("full", 1008, "no room"), 0.0) == 60
-    assert pauses.after(LineLost("cut", 1008, "it does not read its messages", 3600), 0.0) == 0
-    assert pauses.after(LineLost("replaced", 1000, "新连接替换"), 0.0) == 60
+    assert pauses.after(HubConnectionLost("it restarts", 1012, "the hub is shutting down"), 1.0) == 1.0
+    assert pauses.after(HubConnectionLost("full", 1008, "no room"), 0.0) == 60
+    assert pauses.after(HubConnectionLost("cut", 1008, "it does not read its messages", 3600), 0.0) == 0
+    assert pauses.after(HubConnectionLost("replaced", 1000, "新连接替换"), 0.0) == 60
     assert pauses.after(lost, 1.0) == 2.0, "a pause that is not the backoff's does not lengthen it"
 
 
 def test_two_that_take_each_others_place_do_so_ever_more_seldom() -> None:
-    pauses, held = Pauses(), 0.0
+    pauses, held = ReconnectPauses(), 0.0
     waited = []
     for _ in range(6):
-        waited.append(pauses.after(LineLost("", 1000, "新连接替换", held), 0.5))
+        waited.append(pauses.after(HubConnectionLost("", 1000, "新连接替换", held), 0.5))
         pauses.reset()  # it has its place again, and answers calls
         held = waited[-1]
     assert waited == [60, 120, 240, 480, 600, 600]
-    assert pauses.after(LineLost("", 1000, "新连接替换", 3600), 0.5) == 60, "who had the place for long had no rival"
+    assert pauses.after(HubConnectionLost("", 1000, "新连接替换", 3600), 0.5) == 60, (
+        "who had the place for long had no rival"
+    )
 
 
 async def replaces(guest: Guest) -> None:
@@ -467,11 +478,11 @@ async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
 
 
 def test_only_close_reasons_about_the_token_are_final() -> None:
-    assert verdict_on(LineLost("", 1008, "token已过期")) == "token已过期"
-    assert verdict_on(LineLost("", 1008, "its token is no longer valid")) is not None
-    assert verdict_on(LineLost("", 1008, "no room")) is None
-    assert verdict_on(LineLost("", 1011, "token")) is None
-    assert verdict_on(LineLost("refused")) is None
+    assert permanent_refusal(HubConnectionLost("", 1008, "token已过期")) == "token已过期"
+    assert permanent_refusal(HubConnectionLost("", 1008, "its token is no longer valid")) is not None
+    assert permanent_refusal(HubConnectionLost("", 1008, "no room")) is None
+    assert permanent_refusal(HubConnectionLost("", 1011, "token")) is None
+    assert permanent_refusal(HubConnectionLost("refused")) is None
 
 
 # -- ending ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from isthmus.app.dial_sessions import Wire
+from isthmus.app.dial_sessions import BatchedSocket
 
 
 class Socket:
@@ -30,7 +30,7 @@ class Socket:
 
 async def test_early_messages_of_the_hub_are_read_once_the_protocol_is_agreed() -> None:
     received: list[bytes] = []
-    wire = Wire(100, 1000)
+    wire = BatchedSocket(100, 1000)
     wire.read(b"a")
     wire.send(b"early")
     wire.begin(Socket(), received.append)
@@ -39,7 +39,7 @@ async def test_early_messages_of_the_hub_are_read_once_the_protocol_is_agreed() 
 
 
 async def test_messages_of_one_turn_are_written_together() -> None:
-    wire, socket = Wire(100, 1000), Socket()
+    wire, socket = BatchedSocket(100, 1000), Socket()
     wire.begin(socket, lambda _message: None)
     wire.send(b"a")
     wire.send(b"b")
@@ -49,25 +49,25 @@ async def test_messages_of_one_turn_are_written_together() -> None:
 
 
 async def test_a_hub_that_does_not_read_is_crowded_and_then_given_up() -> None:
-    wire, socket = Wire(100, 1000), Socket()
+    wire, socket = BatchedSocket(100, 1000), Socket()
     wire.begin(socket, lambda _message: None)
-    assert not wire.is_crowded()
+    assert not wire.is_backed_up()
     wire.send(b"x" * 200)
     await asyncio.sleep(0)
-    assert wire.is_crowded()
-    assert not wire.over.done()
+    assert wire.is_backed_up()
+    assert not wire.ended.done()
     wire.send(b"x" * 900)
     await asyncio.sleep(0)
     assert socket.is_killed
-    assert await wire.over == "it does not read its messages"
+    assert await wire.ended == "it does not read its messages"
     wire.send(b"more")
     await asyncio.sleep(0)
     assert len(socket.writes) == 2
 
 
 async def test_it_ends_once() -> None:
-    wire = Wire(100, 1000)
+    wire = BatchedSocket(100, 1000)
     wire.connection_ended("first")
     wire.connection_ended("second")
     wire.fail("third")
-    assert await wire.over == "first"
+    assert await wire.ended == "first"

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.app.extensions import JOURNAL, Contained, narrowing_of, verifiers_of
+from isthmus.app.caller_identity import LiveCallers
+from isthmus.app.extensions import JOURNAL_METHODS, ContainedVerifier, extension_policy, verifiers_of
 from isthmus.app.hub import RunningHub
 from isthmus.app.reload_diff import keep_fixed_settings
-from isthmus.app.serve import Access, open_journal
+from isthmus.app.serve import open_journal
 from isthmus.config.extensions import Extension, Extensions
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
@@ -84,7 +85,7 @@ class Strange:
 
 def test_callers_that_an_extension_knows_are_admitted_and_others_are_not(tmp_path: Path) -> None:
     configuration = configured(tmp_path, Extension("identity", "guests"))
-    access = Access(configuration)
+    access = LiveCallers(configuration)
     access.open(verifiers_of(configuration))
     assert access.identities.wants_proof  # though no caller is configured
     assert access.identities.identify({b"authorization": b"Bearer guest"}) == GUEST
@@ -116,7 +117,7 @@ def test_callers_that_an_extension_knows_are_admitted_and_others_are_not(tmp_pat
     ],
 )
 def test_any_other_result_of_an_extension_is_no_caller(found: object) -> None:
-    contained = Contained("strange", Strange(found))
+    contained = ContainedVerifier("strange", Strange(found))
     with capture_logs() as logs:
         assert contained.caller_of(b"guest-token-0123") is None
         assert contained.caller_of(b"guest-token-0123") is None
@@ -126,12 +127,12 @@ def test_any_other_result_of_an_extension_is_no_caller(found: object) -> None:
 
 def test_a_temporary_failure_of_an_extension_is_passed_on() -> None:
     doubt = Unprovable("its directory does not answer")
-    assert Contained("strange", Strange(doubt)).caller_of(b"x") == doubt
+    assert ContainedVerifier("strange", Strange(doubt)).caller_of(b"x") == doubt
 
 
 @pytest.mark.parametrize(("found", "is_known"), [(True, True), (1, False), ("yes", False), (LookupError(), False)])
 def test_only_true_keeps_a_callers_sessions_open(found: object, is_known: bool) -> None:  # noqa: FBT001
-    assert Contained("strange", Strange(found)).knows(GUEST) is is_known
+    assert ContainedVerifier("strange", Strange(found)).knows(GUEST) is is_known
 
 
 # -- policy ------------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ async def test_a_policy_narrows_each_callers_view(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("half", ["raise", "tuple"])
 def test_a_policy_that_does_not_say_yes_refuses(tmp_path: Path, half: str) -> None:
-    narrowing = narrowing_of(configured(tmp_path, Extension("policy", "guests", {"half": half})))
+    narrowing = extension_policy(configured(tmp_path, Extension("policy", "guests", {"half": half})))
     assert narrowing is not None
     with capture_logs() as logs:
         assert not narrowing(None, "files", "read")  # type: ignore[arg-type]
@@ -168,7 +169,7 @@ def test_a_policy_that_does_not_say_yes_refuses(tmp_path: Path, half: str) -> No
 
 
 def test_without_policies_no_policy_is_consulted(tmp_path: Path) -> None:
-    assert narrowing_of(configured(tmp_path)) is None
+    assert extension_policy(configured(tmp_path)) is None
 
 
 # -- storage, and changes ----------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ async def test_an_object_that_is_no_journal_is_refused(tmp_path: Path) -> None:
 
 def test_the_required_methods_of_a_journal_match_the_port() -> None:
     ports = {name for port in (Journal, ClosableJournal) for name in vars(port) if not name.startswith("_")}
-    assert set(JOURNAL) == ports
+    assert set(JOURNAL_METHODS) == ports
 
 
 def test_other_extensions_need_a_restart_and_nothing_else_of_the_file_is_taken(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.key_files import FILE, FOLDER, TRUST_SECONDS, KeyFile, Minted, keys_in
+from isthmus.app.key_files import FILE, FOLDER, TRUST_SECONDS, KeyFile, LiveKeys, keys_in
 from isthmus.config.finding_codes import KEY_STORE
 from isthmus.config.findings import ConfigError
 from isthmus.identity.minted_keys import Keys, MintedKey, StoreDamaged, mint
@@ -55,23 +55,23 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
 def test_an_aborted_change_changes_nothing(tmp_path: Path) -> None:
     key = add(tmp_path, "planner")
     file = KeyFile(tmp_path)
-    seen = file.revision()
+    version = file.revision()
 
     def refuse(_: Keys) -> Keys:
         raise LookupError
 
     with pytest.raises(LookupError):
         file.change(refuse)
-    assert (file.read(), file.revision()) == ((key,), seen)
+    assert (file.read(), file.revision()) == ((key,), version)
     assert sorted(os.listdir(tmp_path / FOLDER)) == [FILE, "lock"]
 
 
 def test_a_change_can_be_seen_from_outside(tmp_path: Path) -> None:
     add(tmp_path, "planner")
     file = KeyFile(tmp_path)
-    seen = file.revision()
+    version = file.revision()
     file.change(lambda keys: keys)
-    assert file.revision() != seen
+    assert file.revision() != version
 
 
 @pytest.mark.parametrize("place", [FOLDER, f"{FOLDER}/{FILE}"])
@@ -151,8 +151,8 @@ def _owned(monkeypatch: pytest.MonkeyPatch, *places: Path, by: int) -> None:
     ask = os.stat
 
     def tell(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        seen = ask(path, follow_symlinks=follow_symlinks)
-        return os.stat_result((*seen[:4], by, *seen[5:])) if path in places else seen
+        version = ask(path, follow_symlinks=follow_symlinks)
+        return os.stat_result((*version[:4], by, *version[5:])) if path in places else version
 
     monkeypatch.setattr("isthmus.app.key_files.os.stat", tell)
 
@@ -183,6 +183,6 @@ def test_files_made_by_root_belong_to_the_owner_of_the_state_folder(
 
 def test_no_list_at_all_never_gets_old(tmp_path: Path) -> None:
     now = 0.0
-    minted = Minted(KeyFile(tmp_path), lambda: now)
+    minted = LiveKeys(KeyFile(tmp_path), lambda: now)
     now += TRUST_SECONDS + 1
-    assert not minted.is_lost
+    assert not minted.is_unreadable_for_long

@@ -101,7 +101,7 @@ async def test_memory_is_returned_twice_after_the_last_long_message(monkeypatch:
         malloc_trim = staticmethod(trims.append)
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Library)
-    monkeypatch.setattr(process_setup, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(process_setup, "CHECK_SECONDS", 0)
     returning = asyncio.create_task(return_memory())
     await turns(20)
     assert trims == []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.a2a import Owners, Pushes
-from isthmus.app.caller_identity import FILE_MARKS
+from isthmus.app.a2a import OwnerChecks, PushService
+from isthmus.app.caller_identity import FILE_KEY_PREFIX
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.key_files import TRUST_SECONDS
 from isthmus.config.settings import Configuration, HubSettings
@@ -35,7 +35,7 @@ async def running(tmp_path: Path) -> AsyncIterator[RunningHub]:
 
 
 async def test_a_private_address_is_for_callers_that_may_name_it_while_it_is_listed(running: RunningHub) -> None:
-    pushes = Pushes(running)
+    pushes = PushService(running)
     target = PushConfig(URL)
     assert await pushes.pushing.check(PLANNER, "1.0", target) is not None
     listed = TargetSettings(allow=("http://127.0.0.1:9",))
@@ -47,7 +47,7 @@ async def test_a_private_address_is_for_callers_that_may_name_it_while_it_is_lis
 
 
 async def test_due_pushes_are_checked_at_the_start(running: RunningHub) -> None:
-    pushes = Pushes(running)
+    pushes = PushService(running)
     body = b'{"task":"t","recipient":"r","number":1,"host":"h"}'
     kept = asyncio.Event()
     document = Document(DELIVERY, "default\nme", '["t","r",1]', 1, 1.0, body, "t", "due")
@@ -71,57 +71,59 @@ READER, PLANNING = TaskOwner("default", "reader"), TaskOwner("default", "planner
 def test_a_revoked_key_ends_the_pushes_that_it_requested(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY, OTHER_KEY))
     _, first = world.mint()
-    owners = Owners(world.start())
+    owners = OwnerChecks(world.start())
     mine = world.who(KEY)
     assert isinstance(mine, Caller)
-    assert owners.judge(READER, first.id) == owners.judge(PLANNING, mine.key) == "known"
+    assert owners.status_of(READER, first.id) == owners.status_of(PLANNING, mine.key) == "known"
     assert (
-        owners.judge(TaskOwner("acme", "reader"), first.id) == owners.judge(TaskOwner("default", "other"), "") == "gone"
+        owners.status_of(TaskOwner("acme", "reader"), first.id)
+        == owners.status_of(TaskOwner("default", "other"), "")
+        == "gone"
     )
     _, second = world.mint()
     world.revoke(first.id)
-    world.look()
-    assert owners.judge(READER, first.id) == "gone", "though its caller has another"
-    assert owners.judge(READER, second.id) == "known"
-    assert owners.judge(READER, "") == "known", "an earlier hub did not note by which"
+    world.reload_keys()
+    assert owners.status_of(READER, first.id) == "gone", "though its caller has another"
+    assert owners.status_of(READER, second.id) == "known"
+    assert owners.status_of(READER, "") == "known", "an earlier hub did not note by which"
     world.revoke(second.id)
     fewer = dataclasses.replace(world.configuration, callers=world.configuration.callers[1:])
     world.known.prepare(fewer)()
-    world.look()
-    assert owners.judge(READER, second.id) == owners.judge(READER, "") == "gone"
-    assert owners.judge(PLANNING, mine.key) == "gone"
-    assert mine.key.startswith(FILE_MARKS)
-    assert owners.judge(PLANNING, "file:00000000-0123456789abcdef") == "known", "which key that was, nobody can say"
+    world.reload_keys()
+    assert owners.status_of(READER, second.id) == owners.status_of(READER, "") == "gone"
+    assert owners.status_of(PLANNING, mine.key) == "gone"
+    assert mine.key.startswith(FILE_KEY_PREFIX)
+    assert owners.status_of(PLANNING, "file:00000000-0123456789abcdef") == "known", "which key that was, nobody can say"
 
 
 def test_a_caller_that_may_yet_be_verified_is_waited_for(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY))
     known = world.start()
-    owners, guests, owner = Owners(known), Guests(), TaskOwner(GUEST.tenant, GUEST.name)
+    owners, guests, owner = OwnerChecks(known), Guests(), TaskOwner(GUEST.tenant, GUEST.name)
     known.verifiers.append(guests)
-    assert owners.judge(owner, GUEST.key) == "gone"
-    known.knows_more = True
-    assert owners.judge(owner, GUEST.key) == "away"
+    assert owners.status_of(owner, GUEST.key) == "gone"
+    known.has_other_callers = True
+    assert owners.status_of(owner, GUEST.key) == "away"
     assert world.who("guest-token") == GUEST
-    assert owners.judge(owner, GUEST.key) == "known"
+    assert owners.status_of(owner, GUEST.key) == "known"
     guests.is_gone = True
-    assert owners.judge(owner, GUEST.key) == "away"
+    assert owners.status_of(owner, GUEST.key) == "away"
 
 
 def test_while_the_list_of_keys_cannot_be_read_no_caller_is_gone_for_good(tmp_path: Path) -> None:
     world = World(tmp_path)
     _, made = world.mint()
-    owners = Owners(world.start())
+    owners = OwnerChecks(world.start())
     world.file.path.write_bytes(b"damaged")
     world.clock.now += TRUST_SECONDS + 1
-    world.look()
-    assert owners.judge(READER, made.id) == "away"
+    world.reload_keys()
+    assert owners.status_of(READER, made.id) == "away"
 
 
 def test_the_person_at_an_open_hub_is_known_until_it_wants_keys(tmp_path: Path) -> None:
     world = World(tmp_path)
-    owners, local = Owners(world.start()), TaskOwner(LOCAL.tenant, LOCAL.name)
-    assert owners.judge(local, LOCAL.key) == "known"
+    owners, local = OwnerChecks(world.start()), TaskOwner(LOCAL.tenant, LOCAL.name)
+    assert owners.status_of(local, LOCAL.key) == "known"
     world.mint()
-    world.look()
-    assert owners.judge(local, LOCAL.key) == "gone"
+    world.reload_keys()
+    assert owners.status_of(local, LOCAL.key) == "gone"

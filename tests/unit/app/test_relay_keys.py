@@ -12,9 +12,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from isthmus.app.dial import LineLost, verdict_on
+from isthmus.app.dial import HubConnectionLost, permanent_refusal
 from isthmus.app.relay_keys import (
-    LOOK_SECONDS,
+    CHECK_SECONDS,
     TRUST_SECONDS,
     KeyDamaged,
     Keys,
@@ -47,7 +47,7 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
-        self.now += LOOK_SECONDS
+        self.now += CHECK_SECONDS
         return self.now
 
 
@@ -126,7 +126,7 @@ def test_the_key_that_was_read_stays_while_its_file_cannot_be(tmp_path: Path) ->
 
 def test_a_rejection_for_a_missing_key_does_not_mention_the_token() -> None:
     received = NoTokens().read("any")
-    assert verdict_on(LineLost("closed", 1008, received)) is None
+    assert permanent_refusal(HubConnectionLost("closed", 1008, received)) is None
     assert not NoTokens().is_key("")
     assert not NoTokens().is_valid(Claim("kitchen"))
 
@@ -167,7 +167,7 @@ def test_the_file_is_looked_at_now_and_then_and_not_for_every_question(tmp_path:
     assert not revocations.has(NOTED)
     revoke(NOTED, tmp_path)
     assert not revocations.has(NOTED)
-    now[0] += LOOK_SECONDS
+    now[0] += CHECK_SECONDS
     assert revocations.has(NOTED)
 
 
@@ -191,10 +191,10 @@ def test_a_missing_list_revives_no_token_and_then_accepts_none(tmp_path: Path) -
     revoked_file(tmp_path).unlink()
     now[0] += TRUST_SECONDS
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
-    now[0] += LOOK_SECONDS
+    now[0] += CHECK_SECONDS
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, True]
     revoked_file(tmp_path).write_bytes(kept)
-    now[0] += LOOK_SECONDS
+    now[0] += CHECK_SECONDS
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
 
 

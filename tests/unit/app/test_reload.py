@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from isthmus.app.hub import RunningHub
-from isthmus.app.reload import Reloader, Source
+from isthmus.app.reload import ConfigurationSource, Reloader
 from isthmus.app.reload_diff import ConfigDiff
 from isthmus.config.settings import Configuration
 from isthmus.model.names import ServerName
@@ -28,18 +28,18 @@ class ReloadingHub:
     def __init__(self, folder: Path, environment: Mapping[str, str], *, has_file: bool = True) -> None:
         self.folder = folder
         self.file = folder / "mcp.json"
-        self.source = Source(None, environment, folder, folder / "home")
+        self.source = ConfigurationSource(None, environment, folder, folder / "home")
         if has_file:
             self.write({})
         self.running = RunningHub(self.source.load(), environment)
-        self.taken: list[Configuration] = []
+        self.usable: list[Configuration] = []
         self.objection: Exception | None = None
         self.reloader = Reloader(self.running, self.source, self._take)
 
     def _take(self, configuration: Configuration) -> None:
         if self.objection is not None:
             raise self.objection
-        self.taken.append(configuration)
+        self.usable.append(configuration)
 
     def write(self, servers: Mapping[str, Any], **tables: Any) -> None:
         self.file.write_text(json.dumps({"mcpServers": servers, **tables}))
@@ -273,7 +273,7 @@ async def test_variables_and_imported_files_are_followed_too(bare_desk: Reloadin
 
 async def test_a_wish_to_read_is_answered_even_if_nothing_changed(reloading: ReloadingHub) -> None:
     reloading.reloader.start()
-    await reloading.until(lambda: len(reloading.taken) == 1)
+    await reloading.until(lambda: len(reloading.usable) == 1)
     with structlog.testing.capture_logs() as logs:
         reloading.reloader.reload_now()
         await reloading.until(lambda: bool(logs))
@@ -282,7 +282,7 @@ async def test_a_wish_to_read_is_answered_even_if_nothing_changed(reloading: Rel
 
 async def test_a_stopped_reloader_takes_nothing_more(reloading: ReloadingHub) -> None:
     reloading.reloader.start()
-    await reloading.until(lambda: len(reloading.taken) == 1)
+    await reloading.until(lambda: len(reloading.usable) == 1)
     tasks = len(reloading.running.background)
     reloading.reloader.stop()
     await reloading.until(lambda: len(reloading.running.background) == tasks - 2)

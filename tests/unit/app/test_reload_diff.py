@@ -65,9 +65,9 @@ def test_changed_agent_settings_are_applied_and_named() -> None:
 
 def test_the_port_of_grpc_stays_until_the_next_start() -> None:
     new = replace(having(), a2a=A2aSettings(name="Other", grpc_port=50051, grpc_url="grpc.example"))
-    taken = keep_fixed_settings(having(), new)
-    assert taken.a2a == A2aSettings(name="Other", grpc_url="grpc.example")
-    assert changed_settings(taken, new) == ("a2a.grpc_port",)
+    usable = keep_fixed_settings(having(), new)
+    assert usable.a2a == A2aSettings(name="Other", grpc_url="grpc.example")
+    assert changed_settings(usable, new) == ("a2a.grpc_port",)
 
 
 def relay(key: str, wait: float, *, enabled: bool = True, **agents: AgentRules) -> RelayParts:
@@ -89,9 +89,9 @@ def test_changed_relay_settings_are_applied_and_named_without_the_key() -> None:
 def test_whether_there_is_a_relay_stays_until_the_next_start() -> None:
     old = replace(having(), relay=relay("hunter22", 5))
     new = replace(having(), relay=relay("hunter22", 6, enabled=False))
-    taken = keep_fixed_settings(old, new)
-    assert taken.relay == relay("hunter22", 6)
-    assert changed_settings(taken, new) == ("relay.enabled",)
+    usable = keep_fixed_settings(old, new)
+    assert usable.relay == relay("hunter22", 6)
+    assert changed_settings(usable, new) == ("relay.enabled",)
 
 
 def test_a_journal_that_is_to_be_elsewhere_needs_a_restart() -> None:
@@ -123,8 +123,8 @@ def test_settings_that_need_a_restart_stay(name: str) -> None:
 @pytest.mark.parametrize("name", FIXED["limits"])
 def test_fixed_limits_of_the_listener_stay_and_others_change(name: str) -> None:
     wanted = Limits(**{name: 123_456, "call_seconds": 5.0})  # type: ignore[arg-type]
-    taken = keep_fixed_settings(having(), having(hub=HubSettings(limits=wanted)))
-    assert taken.hub.limits == Limits(call_seconds=5.0)
+    usable = keep_fixed_settings(having(), having(hub=HubSettings(limits=wanted)))
+    assert usable.hub.limits == Limits(call_seconds=5.0)
 
 
 def test_settings_that_need_a_restart_are_documented() -> None:
@@ -136,8 +136,8 @@ def test_settings_that_need_a_restart_are_documented() -> None:
 
 def test_a_broken_entry_keeps_the_form_it_had() -> None:
     read = replace(having(server("b", "other")), broken=(ServerName("a"), ServerName("new")))
-    taken = keep_fixed_settings(having(server("a"), server("b")), read)
-    assert taken.servers == (server("b", "other"), server("a"))
+    usable = keep_fixed_settings(having(server("a"), server("b")), read)
+    assert usable.servers == (server("b", "other"), server("a"))
 
 
 def test_servers_of_an_imported_file_that_is_broken_stay_until_it_is_read_again() -> None:
@@ -166,13 +166,13 @@ def borrowing(command: str, *unset: str) -> Configuration:
 
 
 def test_a_variable_that_is_no_longer_set_leaves_its_server_as_it_was() -> None:
-    taken = keep_fixed_settings(borrowing("run"), borrowing("${X}", "${X}"))
-    assert taken.servers == (server("a"),)
-    assert taken.unresolved == {}
-    assert [str(finding) for finding in taken.warnings] == [
+    usable = keep_fixed_settings(borrowing("run"), borrowing("${X}", "${X}"))
+    assert usable.servers == (server("a"),)
+    assert usable.unresolved == {}
+    assert [str(finding) for finding in usable.warnings] == [
         "mcp.json: mcpServers.a keeps its earlier settings: ${X} is no longer set"
     ]
-    assert keep_fixed_settings(taken, borrowing("${X}", "${X}")) == taken, "the next look finds the same"
+    assert keep_fixed_settings(usable, borrowing("${X}", "${X}")) == usable, "the next look finds the same"
 
 
 def test_a_variable_that_never_was_set_is_no_loss() -> None:

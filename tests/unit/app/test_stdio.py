@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.app.reload import Source
+from isthmus.app.reload import ConfigurationSource
 from isthmus.app.stdio import Inlet, Outlet, run_stdio
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
@@ -186,7 +186,7 @@ async def test_a_signal_answers_running_calls_and_ends(pipes: Pipes, ledger: Led
 
 
 async def test_files_that_change_are_followed(pipes: Pipes, tmp_path: Path) -> None:
-    source = Source(write_config(tmp_path, {}), os.environ, tmp_path, tmp_path)
+    source = ConfigurationSource(write_config(tmp_path, {}), os.environ, tmp_path, tmp_path)
     work = run_stdio(source.load(), os.environ, source, stdin=pipes.stdin, stdout=pipes.stdout)
     serving = asyncio.ensure_future(work)
     pipes.send(line(1, "initialize", **HELLO) + b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')

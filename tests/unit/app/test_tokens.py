@@ -84,7 +84,7 @@ def test_a_token_ends_with_a_key_that_is_revoked(tmp_path: Path) -> None:
     assert caller in world.known
 
     file.change(lambda keys: tuple(revoked(key, time.time()) for key in keys))
-    world.known._minted.reload()
+    world.known._live_keys.reload()
     assert world.known.refresh(), "as it does several times a second"
 
     assert world.comes(token) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.app import hub as module
-from isthmus.app.hub import import_tools, marked_modules
+from isthmus.app.hub import import_tools, tool_modules
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
@@ -49,7 +49,7 @@ async def imported(configuration: Configuration) -> ServerStatus:
     """How the server `builtin` stands once all has been imported that can be."""
     background, hub = BackgroundTasks("test"), Hub(Limits(), Notes())
     functions = HubFunctions(hub, background, [], is_settled=False)
-    await import_tools(marked_modules(configuration), functions)
+    await import_tools(tool_modules(configuration), functions)
     functions.close()
     await background.aclose()
     return hub.snapshot.server_statuses[BUILTIN]
@@ -74,12 +74,12 @@ async def test_a_module_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch
     settings = configuration(tmp_path, hanging=hanging)
     (note,) = (await imported(settings)).notes
     assert "takes over 0.05 s" in note
-    (reach,) = marked_modules(settings).values()
+    (reach,) = tool_modules(settings).values()
     still_under_way = begin_to_import(reach)
     gate.set()
     assert isinstance(still_under_way.exception(10), ConnectFailed)
 
 
 def test_without_a_file_no_folder_is_searched() -> None:
-    (reach,) = marked_modules(Configuration(None, HubSettings(tools=("gadgets",)))).values()
+    (reach,) = tool_modules(Configuration(None, HubSettings(tools=("gadgets",)))).values()
     assert (reach.target, reach.path) == ("gadgets", None)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.app import reload as module
-from isthmus.app.reload import Watch, quiet
+from isthmus.app.reload import FileWatcher, wait_until_stable
 
 NOTICE_SECONDS = 20.0
 """Who waits for so long has found that a change goes unnoticed."""
@@ -43,7 +43,7 @@ class Watched:
 @asynccontextmanager
 async def watching(*files: Path) -> AsyncIterator[Watched]:
     watched = Watched()
-    task = asyncio.ensure_future(Watch(lambda: files, watched.note).run())
+    task = asyncio.ensure_future(FileWatcher(lambda: files, watched.note).run())
     await watched.notice()
     yield watched
     task.cancel()
@@ -137,7 +137,7 @@ async def test_where_nothing_can_be_watched_files_are_looked_at(folder: Path, mo
         raise OSError(errno.ENOSPC, "OS file watch limit reached")
 
     monkeypatch.setattr(module, "awatch", no_watches_left)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
     file = folder / "mcp.json"
     async with watching(file) as watched:
         file.write_text("new")
@@ -161,25 +161,25 @@ class Restless:
 async def test_files_count_as_written_when_they_look_the_same_twice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(module, "STABLE_SECONDS", 0.01)
     files = Restless(folder / "mcp.json", 5)
     async with asyncio.timeout(NOTICE_SECONDS):
-        await quiet(files, asyncio.Event())
+        await wait_until_stable(files, asyncio.Event())
     assert files.left == 0
 
 
 async def test_files_that_are_never_at_rest_are_taken_in_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESTLESS_SECONDS", 0.3)
-    monkeypatch.setattr(module, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(module, "STABLE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(module, "STABLE_SECONDS", 0.01)
     async with asyncio.timeout(NOTICE_SECONDS):
-        await quiet(Restless(folder / "mcp.json", 1_000_000), asyncio.Event())
+        await wait_until_stable(Restless(folder / "mcp.json", 1_000_000), asyncio.Event())
 
 
 async def test_an_urgent_reload_does_not_wait_for_quiet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "QUIET_SECONDS", 3600.0)
-    hurry = asyncio.Event()
-    waiting = asyncio.ensure_future(quiet(Restless(folder / "mcp.json", 1), hurry))
-    hurry.set()
+    monkeypatch.setattr(module, "STABLE_SECONDS", 3600.0)
+    is_urgent = asyncio.Event()
+    needing_restart = asyncio.ensure_future(wait_until_stable(Restless(folder / "mcp.json", 1), is_urgent))
+    is_urgent.set()
     async with asyncio.timeout(NOTICE_SECONDS):
-        await waiting
-        await quiet(Restless(folder / "mcp.json", 1), hurry)
+        await needing_restart
+        await wait_until_stable(Restless(folder / "mcp.json", 1), is_urgent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.dial import HubRefusal, LineStatus, LocalServerStatus
+from isthmus.app.dial import ConnectionStatus, HubRefusal, LocalServerStatus
 from isthmus.cli.dial import (
     DialOptions,
     connection_text,
@@ -194,22 +194,22 @@ NOW = 1000.0
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (LineStatus("starting", 990), "waiting for a server"),
-        (LineStatus("connecting", 990), "connecting"),
-        (LineStatus("connecting", 990, "it went"), "connecting; it went"),
-        (LineStatus("connected", 877, is_muxed=True), "connected for 2 min 3 s, one connection for all"),
-        (LineStatus("connected", 995), "connected for 5 s, one connection"),
-        (LineStatus("pausing", 990, "connection refused", 1003.2), "reconnecting in 3 s: connection refused"),
-        (LineStatus("pausing", 990, "connection refused", 900), "reconnecting in 0 s: connection refused"),
+        (ConnectionStatus("starting", 990), "waiting for a server"),
+        (ConnectionStatus("connecting", 990), "connecting"),
+        (ConnectionStatus("connecting", 990, "it went"), "connecting; it went"),
+        (ConnectionStatus("connected", 877, is_muxed=True), "connected for 2 min 3 s, one connection for all"),
+        (ConnectionStatus("connected", 995), "connected for 5 s, one connection"),
+        (ConnectionStatus("pausing", 990, "connection refused", 1003.2), "reconnecting in 3 s: connection refused"),
+        (ConnectionStatus("pausing", 990, "connection refused", 900), "reconnecting in 0 s: connection refused"),
     ],
 )
-def test_a_connection_in_words(line: LineStatus, words: str) -> None:
+def test_a_connection_in_words(line: ConnectionStatus, words: str) -> None:
     assert connection_text(line, NOW) == words
     assert connection_texts([line], NOW) == [words]
 
 
 def test_several_connections_are_counted_and_a_problem_is_reported_once() -> None:
-    well, ill = LineStatus("connected", 990), LineStatus("pausing", 990, "refused", 1001.0)
+    well, ill = ConnectionStatus("connected", 990), ConnectionStatus("pausing", 990, "refused", 1001.0)
     assert connection_texts([], NOW) == ["waiting for a server"]
     assert connection_texts([well, ill, ill], NOW) == ["1 of 3 connections", "reconnecting in 1 s: refused"]
 

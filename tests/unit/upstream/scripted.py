@@ -189,9 +189,9 @@ class Kept:
         listener = Listener()
         return self.hub.start(asked or call(), listener), listener
 
-    async def until(self, holds: Callable[[], bool]) -> None:
+    async def until(self, is_true: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not holds():  # noqa: ASYNC110 - pings and listings have no notification
+            while not is_true():  # noqa: ASYNC110 - pings and listings have no notification
                 await asyncio.sleep(0.001)
 
     async def aclose(self) -> None:

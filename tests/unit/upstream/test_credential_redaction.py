@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from isthmus.upstream.credential_redaction import (
-    AHEAD_BYTES,
+    LOOKAHEAD_BYTES,
     REDACTED,
     REDACTED_RESULT,
     RESULT_LENGTH_MIN,
@@ -90,7 +90,7 @@ def test_text_without_a_secret_is_not_changed(value: object) -> None:
 
 @pytest.mark.parametrize("is_ascii", [True, False])
 @pytest.mark.parametrize("before", [0, 80, 99, 100])
-@pytest.mark.parametrize("after", [0, 50, AHEAD_BYTES + 200])
+@pytest.mark.parametrize("after", [0, 50, LOOKAHEAD_BYTES + 200])
 def test_the_beginning_of_a_text_contains_no_part_of_a_secret(*, is_ascii: bool, before: int, after: int) -> None:
     payload = json.dumps(["é" * before + SECRET + "\\" * after], ensure_ascii=is_ascii).encode()
     shown = redact_beginning(msgspec.Raw(payload), redact, 100)
@@ -103,7 +103,7 @@ def test_the_beginning_of_a_text_contains_no_part_of_a_secret(*, is_ascii: bool,
 def test_a_text_may_be_cut_anywhere(value: object, length: int, ahead: int) -> None:
     payload = msgspec.Raw(json.dumps(value).encode())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("isthmus.upstream.credential_redaction.AHEAD_BYTES", ahead)
+        patched.setattr("isthmus.upstream.credential_redaction.LOOKAHEAD_BYTES", ahead)
         assert len(redact_beginning(payload, redact, length)) <= length
 
 

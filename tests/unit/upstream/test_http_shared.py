@@ -119,19 +119,19 @@ async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> Non
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True)
-        notices = OneWayPosts(client)
-        await notices.quiet()  # nothing is under way
-        notices.send(request_head("POST", "/", server.origin, {}), b"{}")
-        quiet = asyncio.ensure_future(notices.quiet())
+        posts = OneWayPosts(client)
+        await posts.wait_sent()  # nothing is under way
+        posts.send(request_head("POST", "/", server.origin, {}), b"{}")
+        wait_sent = asyncio.ensure_future(posts.wait_sent())
         peer = await server.accept()
         assert (await peer.request()).endswith(b"\r\n\r\n{}")
-        assert not quiet.done()
+        assert not wait_sent.done()
         if is_taken:
             await peer.say(ACCEPTED)
         else:
             peer.reset()
         async with asyncio.timeout(10):
-            await quiet
+            await wait_sent
         await client.aclose()
     await background.aclose()
 
@@ -141,10 +141,10 @@ async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypa
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True)
-        notices = OneWayPosts(client)
-        notices.send(request_head("POST", "/", server.origin, {}), b"{}")
+        posts = OneWayPosts(client)
+        posts.send(request_head("POST", "/", server.origin, {}), b"{}")
         async with asyncio.timeout(10):
-            await notices.quiet()
+            await posts.wait_sent()
         await (await server.accept()).rest()
         await client.aclose()
     await background.aclose()
@@ -155,18 +155,18 @@ async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) ->
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True)
-        notices = OneWayPosts(client)
+        posts = OneWayPosts(client)
         head = request_head("POST", "/", server.origin, {})
         for number in (b"1", b"2", b"3"):
-            notices.send(head, number)
-        assert not notices.has_room()
+            posts.send(head, number)
+        assert not posts.has_room()
         seen = []
         for _ in range(2):
             peer = await server.accept()
             seen.append((await peer.request())[-1:])
             await peer.say(ACCEPTED)
         async with asyncio.timeout(10):
-            await notices.quiet()
+            await posts.wait_sent()
         assert sorted(seen) == [b"1", b"2"]
         assert server.accepted == 2
         await client.aclose()
@@ -178,11 +178,11 @@ async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatc
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
-        notices = OneWayPosts(client)
+        posts = OneWayPosts(client)
         numbers = [b"%d" % number for number in range(9)]
         for number in numbers:
-            notices.answer(request_head("POST", "/", server.origin, {}), number)
-        assert notices.has_room()  # they do not count
+            posts.answer(request_head("POST", "/", server.origin, {}), number)
+        assert posts.has_room()  # they do not count
         seen = []
         for _ in numbers:
             peer = await server.accept()
@@ -198,14 +198,14 @@ async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: py
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
-        notices = OneWayPosts(client)
+        posts = OneWayPosts(client)
         head = request_head("POST", "/", server.origin, {})
         client.send(head, b"a call", Recorder())
         first = await server.accept()
-        notices.answer(head, b"an answer")
-        notices.send(head, b"a notice")
+        posts.answer(head, b"an answer")
+        posts.send(head, b"a notice")
         async with asyncio.timeout(10):
-            await notices.quiet()  # its time was over before there was a connection for it
+            await posts.wait_sent()  # its time was over before there was a connection for it
         monkeypatch.setattr(module, "ONE_WAY_SECONDS", 30.0)
         await first.request()
         await first.say(ACCEPTED)
@@ -232,14 +232,14 @@ async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: py
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
-        notices = OneWayPosts(client)
+        posts = OneWayPosts(client)
         head = request_head("POST", "/", server.origin, {})
         client.send(head, b"a call", Recorder())
         first = await server.accept()
-        notices.answer(head, b"an answer")
-        notices.send(head, b"a notice")
+        posts.answer(head, b"an answer")
+        posts.send(head, b"a notice")
         async with asyncio.timeout(10):
-            await notices.quiet()
+            await posts.wait_sent()
         monkeypatch.setattr(module, "ONE_WAY_SECONDS", 30.0)
         later = Recorder()
         client.send(head, b"another call", later)

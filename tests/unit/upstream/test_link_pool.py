@@ -86,7 +86,7 @@ class Pooled:
         return link
 
     def is_empty(self) -> bool:
-        return (len(self.pool), self.pool._of, self.stage.server_queue.running) == (0, {}, 0)
+        return (len(self.pool), self.pool._member_of, self.stage.server_queue.running) == (0, {}, 0)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ async def test_a_lost_link_ends_only_the_calls_of_its_callers(pooled: Pooled) ->
 
 
 async def test_a_lost_link_takes_nothing_from_the_one_after_it(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.01)
+    monkeypatch.setattr(module, "SESSION_IDLE_SECONDS", 0.01)
     pooled.carrier_of(await pooled.sent()).die("crashed")
     fresh = await pooled.sent()
     await later(0.05)  # a timer that the lost link had left would have come by now
@@ -287,7 +287,7 @@ async def test_a_callers_link_is_kept_for_its_next_call(pooled: Pooled) -> None:
 
 
 async def test_an_idle_link_is_closed_after_a_while(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SESSION_IDLE_SECONDS", 0.0)
     finish(await pooled.sent())
     await later(0.01)
     await pooled.until_quiet()
@@ -295,7 +295,7 @@ async def test_an_idle_link_is_closed_after_a_while(pooled: Pooled, monkeypatch:
 
 
 async def test_a_link_in_use_is_not_idle(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.01)
+    monkeypatch.setattr(module, "SESSION_IDLE_SECONDS", 0.01)
     inflight, other = await pooled.sent(), await pooled.sent()
     finish(inflight)
     await later(0.03)
@@ -493,7 +493,7 @@ async def test_a_borrowed_link_is_that_of_the_callers_calls_and_stays(pooled: Po
 
 
 async def test_a_link_that_is_borrowed_is_not_idle(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SESSION_IDLE_SECONDS", 0.0)
     pooled.pool.differs_by_client = True
     async with pooled.pool.borrowed(ANYONE, ABLE) as link:
         finish(await pooled.sent(client_caps=ABLE))
@@ -724,7 +724,7 @@ async def test_a_context_that_begins_when_the_server_asks_has_a_link_without_cal
 
 
 async def test_no_context_begins_on_a_link_to_which_another_has_come_back(asking: Pooled) -> None:
-    asking.pool._asks = True
+    asking.pool._asks_between_calls = True
     for _ in range(2):
         finish(await in_context(asking, "a"))
     finish(await in_context(asking, "b"))
@@ -739,7 +739,7 @@ async def test_contexts_of_two_callers_share_nothing_though_they_have_one_name(a
 
 
 async def test_a_context_whose_call_was_given_up_keeps_its_link_which_no_other_begins_on(asking: Pooled) -> None:
-    asking.pool._asks = True
+    asking.pool._asks_between_calls = True
     given_up = await in_context(asking, "a")
     asking.links[0].questions.abandoned_session = "a"  # as the link notes it, since the server may ask all the same
     given_up.cancel("enough")
@@ -752,16 +752,16 @@ async def test_a_context_whose_link_is_lost_begins_anew(asking: Pooled) -> None:
     await in_context(asking, "a")
     asking.links[0].die("crashed")
     await in_context(asking, "a")
-    assert (len(asking.links), list(asking.pool._homes)) == (2, ["a"])
+    assert (len(asking.links), list(asking.pool._bound_to)) == (2, ["a"])
 
 
 async def test_only_the_latest_contexts_on_a_link_are_remembered(
     asking: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GUESTS_MAX", 2)
+    monkeypatch.setattr(module, "BOUND_SESSIONS_MAX", 2)
     for context in ("a", "b", "c"):
         finish(await in_context(asking, context))
-    assert list(asking.pool._homes) == ["b", "c"]
+    assert list(asking.pool._bound_to) == ["b", "c"]
 
 
 async def test_contexts_that_waited_for_one_link_are_parted_when_its_server_asks_at_once(asking: Pooled) -> None:
@@ -793,7 +793,7 @@ async def test_a_session_stays_on_the_link_that_it_shares_with_everybody_when_th
     later = await conversing_on(asking, "c")
     assert [link.sent for link in asking.links] == [calls, [later]]
     asking.stage.hub.session_ended("a")
-    assert list(asking.pool._homes) == ["b"]
+    assert list(asking.pool._bound_to) == ["b"]
 
 
 async def conversing_on(asking: Pooled, session: str) -> InFlight:
@@ -805,7 +805,7 @@ async def conversing_on(asking: Pooled, session: str) -> InFlight:
 async def test_the_link_of_a_context_is_kept_for_longer_than_that_of_calls_outside_of_any(
     asking: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SPARE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "NO_SESSION_IDLE_SECONDS", 0.0)
     finish(await in_context(asking, "a"))
     finish(await asking.sent(OTHER, ROOTS))
     await later(0.01)
@@ -1024,7 +1024,7 @@ async def test_a_subscription_added_while_a_link_subscribes_is_requested_too(fol
 async def test_a_server_that_does_not_answer_a_subscriber_delays_a_call_only_for_a_while(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(module, "SUBSCRIBE_SECONDS", 0.01)
     await followed.follow("a")
 
     class Mute(Scripted):
@@ -1112,7 +1112,7 @@ async def test_a_hub_that_goes_while_a_link_is_asked_leaves_nothing() -> None:
 async def test_a_link_on_which_something_is_followed_is_not_idle(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SESSION_IDLE_SECONDS", 0.0)
     received: list[str] = []
     await followed.subscriptions.add(
         (NAME, PAGE), (tell := lambda: received.append(PAGE)), Subscriber(ANYONE, ABLE, "a")
@@ -1153,7 +1153,7 @@ async def test_of_few_closed_links_it_is_remembered_that_something_was_followed(
         await followed.follow(session)
         await followed.called(session)
     await followed.until_quiet()
-    assert [key.scope[2] for key in followed.pool._missed] == ["b", "c"]
+    assert [key.scope[2] for key in followed.pool._evicted] == ["b", "c"]
     await followed.pool.aclose()
 
 

@@ -139,7 +139,7 @@ async def test_a_server_that_lists_nothing_to_a_profile_costs_that_profile_only(
     assert len(link.profiled) == 1, "it is left alone for a while"
     monkeypatch.setattr(module, "RETRY_SECONDS", -1.0)
     monkeypatch.setattr(paces, "RELIST_SECONDS", 0.001)
-    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._lists_by_capability._of[ABLE].task is None)
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._lists_by_capability._variants[ABLE].task is None)
     await listed(kept)
     await kept.until(lambda: ABLE in kept.server_status.variants)
 
@@ -187,7 +187,7 @@ async def test_an_unannounced_change_rereads_the_lists_of_all_profiles(
 ) -> None:
     monkeypatch.setattr(module, "RECENT_SECONDS", -1.0)
     monkeypatch.setattr(paces, "RELIST_SECONDS", 0.001)
-    monkeypatch.setattr(pools, "CONVERSATION_SECONDS", 0.0)
+    monkeypatch.setattr(pools, "SESSION_IDLE_SECONDS", 0.0)
     generous(kept, is_modern=False)
     base = await kept.ready()
     await listed(kept)
@@ -197,7 +197,7 @@ async def test_an_unannounced_change_rereads_the_lists_of_all_profiles(
     assert len(kept.links) == 2, "to look for what may not be there, no link is made"
     generous(kept, is_modern=False)
     base.names.append("write")
-    reconnector._due = 0.0
+    reconnector._relist_at = 0.0
     reconnector._wake()
     await kept.until(lambda: len(kept.links) == 3 and len(kept.links[2].profiled) == 1)
 

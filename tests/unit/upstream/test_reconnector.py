@@ -212,8 +212,8 @@ async def test_lists_hold_as_long_as_their_server_says_and_others_a_minute(
     kept.prepare = holding
     before = kept.hub.now()
     await kept.ready()
-    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._due > 0)
-    due = kept.supervisor.reconnectors[NAME]._due
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._relist_at > 0)
+    due = kept.supervisor.reconnectors[NAME]._relist_at
     assert before + seconds <= due <= kept.hub.now() + seconds
 
 
@@ -491,7 +491,7 @@ async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_ha
 async def test_a_call_to_a_server_that_wants_a_login_triggers_another_attempt(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOGIN_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LOGIN_RETRY_SECONDS", 0.0)
 
     def prepare(link: Scripted) -> None:
         link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401)
@@ -685,7 +685,7 @@ async def test_calls_on_single_callers_links_end_for_the_pool_though_the_server_
     finish(before)
     pool = kept.hub.server_queues[NAME].pool
     assert isinstance(pool, LinkPool)
-    assert (kept.links[3].sent, pool._of) == ([after], {})
+    assert (kept.links[3].sent, pool._member_of) == ([after], {})
     finish(after)
 
 
@@ -782,7 +782,7 @@ async def test_the_first_announcement_after_a_look_of_the_hubs_own_is_followed_a
     monkeypatch.setattr(paces, "RELIST_SECONDS", 600.0)
     link = await kept.ready()
     reconnector = kept.supervisor.reconnectors[NAME]
-    reconnector._due = 0.0
+    reconnector._relist_at = 0.0
     reconnector._wake()  # it looks when its time has come
     await kept.until(lambda: len(link.listings) == 2)
     link.names.append("write")

@@ -375,7 +375,7 @@ async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
     inflight.cancel("changed my mind")
     received = [await held.taken() for _ in range(2)]
     assert [each["params"]["requestId"] for each in received] == [asked["id"]] * 2
-    await held.link._one_way_posts.quiet()
+    await held.link._one_way_posts.wait_sent()
     assert not held.server.waiting()
 
 

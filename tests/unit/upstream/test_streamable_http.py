@@ -701,7 +701,7 @@ async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
         await teller.say(said)
         teller.close()
     assert received == [("notifications/cancelled", asked["id"])] * 3
-    await held.link._one_way_posts.quiet()
+    await held.link._one_way_posts.wait_sent()
     assert not held.server.waiting()
 
 
@@ -711,7 +711,7 @@ async def test_a_server_that_has_begun_to_answer_receives_one_cancellation(
     monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
     await cancelled_unread(held, STREAM)
     await held.answered(ACCEPTED)
-    await held.link._one_way_posts.quiet()
+    await held.link._one_way_posts.wait_sent()
     for _ in range(2):  # another cancellation would come before the second one
         held.start()
         assert (await held.request())[1]["method"] == "tools/call"
@@ -732,7 +732,7 @@ async def test_a_call_with_the_id_of_a_withdrawn_one_is_not_cancelled(
     _, listener = held.put(mine)
     peer, asked = await held.request()
     await teller.say(ACCEPTED)
-    await held.link._one_way_posts.quiet()
+    await held.link._one_way_posts.wait_sent()
     await peer.say(reply("200 OK", answer(asked["id"]), *JSON))
     assert text_of(await over(listener)) == "done"
     assert not held.server.waiting()

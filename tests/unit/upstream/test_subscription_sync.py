@@ -175,9 +175,9 @@ class Room:
         self.levels.watch(self.loudness.changed)
         self.link = Slow()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
+    async def until(self, is_true: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not holds():  # noqa: ASYNC110 - background tasks have no notification
+            while not is_true():  # noqa: ASYNC110 - background tasks have no notification
                 await asyncio.sleep(0)
 
 

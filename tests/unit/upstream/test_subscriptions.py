@@ -42,9 +42,9 @@ class Earlier:
         self.said: list[str] = []
         self.open: list[HubRequest] = []
         self.forgotten: list[Waiter] = []
-        self.watching = LegacySubscriptions(SERVER, self.ask, self.forgotten.append)
+        self.watching = LegacySubscriptions(SERVER, self.send_request, self.forgotten.append)
 
-    def ask(self, method: str, uri: str) -> HubRequest:
+    def send_request(self, method: str, uri: str) -> HubRequest:
         self.said.append(f"{method.removeprefix('resources/')} {uri}")
         self.open.append(HubRequest(SERVER))
         return self.open[-1]
@@ -137,11 +137,11 @@ async def test_a_server_that_has_forgotten_is_asked_again(earlier: Earlier) -> N
 
 
 async def test_a_server_that_does_not_answer_is_given_up(earlier: Earlier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "UNSUBSCRIBE_SECONDS", 0.0)
     wanting = earlier.want("a")
     await turn()
     await earlier.answer()
-    monkeypatch.setattr(subscriptions, "AGREE_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "SUBSCRIBE_SECONDS", 0.0)
     earlier.watching.drop("a")
     again = earlier.want("a")  # sent as soon as no waiter is left for the last answer
     (_, refusal) = await ended(wanting, again)
@@ -164,9 +164,9 @@ class Modern:
         self.refusal = REFUSED
         self.acknowledged: list[str] | None = None
         """The URIs that it acknowledged last."""
-        self.watching = ModernSubscriptions(SERVER, self.ask)
+        self.watching = ModernSubscriptions(SERVER, self.send_request)
 
-    def ask(self, uris: Collection[str]) -> None:
+    def send_request(self, uris: Collection[str]) -> None:
         self.said.append([*uris])
         if self.is_silent:
             return
@@ -186,7 +186,7 @@ class Modern:
         """Wait until everything is agreed to or refused."""
         async with asyncio.timeout(10):
             await turn()
-            while self.watching.is_asking:
+            while self.watching.has_pending:
                 await turn()
         await turn()
 
@@ -215,8 +215,8 @@ async def test_subscriptions_during_a_request_wait_for_its_answer() -> None:
 
 async def test_a_request_that_asks_for_nothing_new_is_not_waited_for() -> None:
     server = Modern(is_silent=True)
-    server.watching.again()
-    server.watching.again()
+    server.watching.resubscribe()
+    server.watching.resubscribe()
     server.want("a")
     await turn()
     assert server.said == [[], ["a"]]
@@ -316,7 +316,7 @@ async def test_a_resource_refused_after_a_reconnect_costs_only_itself() -> None:
     server.bad = {"c"}
     server.watching.closed()
     with capture_logs() as logs:
-        server.watching.again()
+        server.watching.resubscribe()
         await server.settle()
     assert (server.acknowledged, server.watching.wanted) == (["a", "b", "d"], {"a", "b", "d"})
     assert [line["event"] for line in logs] == ["server ended the subscription to a resource"]
@@ -327,7 +327,7 @@ async def test_a_request_that_breaks_off_is_made_again_with_all_that_was_in_it()
     wanting = server.want("a")
     await turn()
     server.watching.interrupted()
-    server.watching.again()
+    server.watching.resubscribe()
     assert server.said == [["a"], ["a"]]
     server.watching.refused(REFUSED)
     assert await ended(*wanting) == [REFUSED]

@@ -140,18 +140,18 @@ def _write(value: object, parts: list[str]) -> None:
         case str():
             parts.append(_quote(value))
         case dict():
-            mark = "{"
+            separator = "{"
             for name in sorted(value):
-                parts += (mark, _quote(name), ":")
+                parts += (separator, _quote(name), ":")
                 _write(value[name], parts)
-                mark = ","
+                separator = ","
             parts.append("}" if value else "{}")
         case list():
-            mark = "["
+            separator = "["
             for item in value:
-                parts.append(mark)
+                parts.append(separator)
                 _write(item, parts)
-                mark = ","
+                separator = ","
             parts.append("]" if value else "[]")
         case _:
             parts.append("null" if value is None else "true" if value else "false")
@@ -176,7 +176,7 @@ class ArgumentTest:
     path: tuple[str, ...]
     test: Test
     value: Any
-    """As the file has it: a list for `one_of`, a text for `matches`, a number for `above` and `below`."""
+    """As the file has it: a list for `one_of`, a text for `matches`, a number for `above` and `deeper`."""
 
     _wanted: frozenset[bytes] = field(default=frozenset(), init=False, repr=False, compare=False)
     """What `equals` and `one_of` look for."""
@@ -292,18 +292,20 @@ class _SchemaSearch:
         self._steps += 1
         if not path or self._steps > SCHEMA_STEPS_MAX or not isinstance(schema, dict):
             return True
-        same = [each for key in ("allOf", "anyOf", "oneOf") for each in _elements(schema.get(key))]
-        same += [schema[key] for key in ("then", "else") if key in schema]
+        same_place = [element for key in ("allOf", "anyOf", "oneOf") for element in _elements(schema.get(key))]
+        same_place += [schema[key] for key in ("then", "else") if key in schema]
         if "$ref" in schema:
-            same.append(self._target(schema["$ref"]))
-        below = list(_schemas_at(schema, path[0]))
-        if not same and not below and not _DECLARING & schema.keys():
+            same_place.append(self._target(schema["$ref"]))
+        deeper = list(_schemas_at(schema, path[0]))
+        if not same_place and not deeper and not _DECLARATIONS & schema.keys():
             types = schema.get("type", "object")
             return bool({"object", "array"}.intersection([types] if isinstance(types, str) else _elements(types)))
-        return any(self.may_have(each, path) for each in same) or any(self.may_have(each, path[1:]) for each in below)
+        return any(self.may_have(each, path) for each in same_place) or any(
+            self.may_have(each, path[1:]) for each in deeper
+        )
 
     def _target(self, reference: object) -> object:
-        """The schema that a reference names; True, which says nothing, if it is not found here."""
+        """The schema that a reference names; if it is not found, True, the schema of any value."""
         found = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
             return True
@@ -314,11 +316,11 @@ class _SchemaSearch:
         return found
 
 
-_DECLARING = frozenset({"properties", "additionalProperties", "items", "prefixItems"})
+_DECLARATIONS = frozenset({"properties", "additionalProperties", "items", "prefixItems"})
 
 
 def _schemas_at(schema: Mapping[str, object], step: str) -> Iterator[object]:
-    """The schemas of what is one step below."""
+    """The schemas of the values that a step leads to."""
     properties = schema.get("properties")
     if isinstance(properties, dict):
         yield from properties.values() if step == ANY else [properties[step]] if step in properties else ()

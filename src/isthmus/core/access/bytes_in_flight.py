@@ -27,7 +27,7 @@ class BytesInFlight:
         self.tenant_bytes = tenant_bytes
         self._all = _Sums()
         self._unread = _Sums()
-        """The responses among them."""
+        """Only the responses."""
         self.has_excess = False
         """Whether anybody's unread responses exceed a bound."""
         self.on_excess: Callable[[], None] = lambda: None

@@ -123,10 +123,10 @@ class Policy:
     def why(self, server: ServerName, tool: FeatureName, labels: Labels = UNLABELLED) -> tuple[Why, ...]:
         """What decides about a tool: the denial, the set that does not allow it, or the patterns that allow it."""
         for depth, (_, denied) in enumerate(self._layers):
-            if (pattern := denied.covering(server, tool, labels.suspected)) is not None:
+            if (pattern := denied.covering_pattern(server, tool, labels.suspected)) is not None:
                 return (("deny", depth, pattern),)
         found = tuple(
-            ("allow", depth, allowed.covering(server, tool, labels.believed))
+            ("allow", depth, allowed.covering_pattern(server, tool, labels.believed))
             for depth, (allowed, _) in enumerate(self._layers)
         )
         lacking = tuple(why for why in found if why[2] is None)
@@ -176,8 +176,8 @@ class Policy:
 
     def named_servers(self) -> set[ServerName] | None:
         """The only servers that could be visible; None if the patterns are not only names."""
-        said = [names for allowed, _ in self._layers if (names := allowed.named_servers()) is not None]
-        return set.intersection(*said) if said else None
+        known_names = [names for allowed, _ in self._layers if (names := allowed.named_servers()) is not None]
+        return set.intersection(*known_names) if known_names else None
 
 
 def _chain(grants: Grants | None) -> Iterator[Grants]:
@@ -232,7 +232,7 @@ class _Patterns:
     def may_cover_some_of(self, server: ServerName) -> bool:
         return bool(self.labels) or self.cover_all_of(server) or bool(self.tools_of(server))
 
-    def covering(self, server: ServerName, tool: FeatureName, labels: frozenset[str]) -> str | None:
+    def covering_pattern(self, server: ServerName, tool: FeatureName, labels: frozenset[str]) -> str | None:
         """The pattern that covers a tool, the simplest first; None if no pattern does."""
         if tool in self._tools.get(server, ()):
             return f"{server}.{tool}"
@@ -242,8 +242,8 @@ class _Patterns:
             return "*"
         if self._agents and (agent := self._agent_of(server)) in self._agents:
             return f"{AGENT}{agent}"
-        said = labels | {f"{TAG}{tag}" for tag in self._tags_of(server)} if self.labels else labels
-        return min(self.labels & said, default=None)
+        known_names = labels | {f"{TAG}{tag}" for tag in self._tags_of(server)} if self.labels else labels
+        return min(self.labels & known_names, default=None)
 
     def named_servers(self) -> set[ServerName] | None:
         if self._everything or self._agents or self.labels:

@@ -140,6 +140,6 @@ class TenantCalls:
             del self._under_way[tenant]
 
     def _most(self, tenant: str, usual: int) -> int | None:
-        if (said := self._known.get(tenant)) is not None and said.max_calls is not None:
-            return said.max_calls
+        if (settings := self._known.get(tenant)) is not None and settings.max_calls is not None:
+            return settings.max_calls
         return usual if self.are_several else None

@@ -39,7 +39,7 @@ class AccessReason(msgspec.Struct, frozen=True):
     why: tuple[Why, ...]
     labels: Labels = UNLABELLED
     set_note: str = ""
-    """What the set has to do with it, where the permissions are bound to one and would allow it."""
+    """For permissions that are bound to a set: whether the set has the feature, and why not."""
 
 
 def listed_entries(snapshot: Snapshot) -> Iterator[ListedEntry]:
@@ -75,7 +75,7 @@ class AccessExplainer:
         return self.policy.allows(feature.server, FeatureName(feature.name), entry.labels)
 
     def explain(self, entry: ListedEntry) -> AccessReason:
-        """The same with what decided."""
+        """Whether a feature is reached, and what decided."""
         feature = entry.route.feature
         why = self.policy.why(feature.server, FeatureName(feature.name), entry.labels)
         is_allowed = all(listed == "allow" and pattern is not None for listed, _, pattern in why)

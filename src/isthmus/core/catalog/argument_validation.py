@@ -120,14 +120,14 @@ class _Check:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
             where = ".".join(str(step) for step in error.instance_path)
-            message = self._misspelt(error, value) or _surplus(error, value) or error.message
+            message = self._unknown_arguments(error, value) or _surplus_message(error, value) or error.message
             return (f"{where}: {message}" if where else message)[:DETAIL_LENGTH_MAX]
         return None
 
     def _without_long_texts(self, arguments: msgspec.Raw) -> msgspec.Raw | None:
-        """Short arguments that are as valid as the long ones; None if there are none.
+        """Short arguments that are as valid as the given long ones; None if they cannot be shortened.
 
-        Of members that the schema does not name, and of texts that must only be texts, the content does not matter.
+        The content does not matter of members that the schema does not name, and of members that may be any text.
         """
         members = None if self._plain is None else known_members(arguments)
         if members is None or self._plain is None:
@@ -142,8 +142,8 @@ class _Check:
             return None
         return msgspec.Raw(b"{%b}" % b",".join(msgspec.json.encode(name) + b":" + text for name, text in texts))
 
-    def _misspelt(self, error: jsonschema_rs.ValidationError, value: Any) -> str | None:
-        """Name the arguments that the tool does not have, if the arguments fail as a whole; None if it has all."""
+    def _unknown_arguments(self, error: jsonschema_rs.ValidationError, value: Any) -> str | None:
+        """A message about arguments that the tool does not have; None if it has all, or the error is inside of one."""
         if error.instance_path or not isinstance(value, dict) or not self._names:
             return None
         unknown = [name for name in value if name not in self._names]
@@ -177,7 +177,7 @@ class _Check:
 
 
 SHORT_BYTES = 64 * 1024
-"""Arguments that are checked without a thought of their length."""
+"""Arguments up to this size are checked whatever they contain."""
 
 NAME_LENGTH_MAX = 64
 """How much of an unknown name is compared with the tool's arguments."""
@@ -187,26 +187,26 @@ LAYOUT_BYTES_MAX = 4096
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES_ELSEWHERE = frozenset({"patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
-_SAYS_NOTHING = frozenset({"$schema", "$id", "$comment", "title", "description", "examples", "default"})
+_ANNOTATIONS = frozenset({"$schema", "$id", "$comment", "title", "description", "examples", "default"})
 
 
 def _allows_any_object(schema: object) -> bool:
     """Whether every object fits: many tools have only `{"type": "object"}`."""
     if not isinstance(schema, dict):
         return schema is True
-    rest = schema.keys() - _SAYS_NOTHING
+    rest = schema.keys() - _ANNOTATIONS
     return rest <= {"type"} and schema.get("type", "object") == "object"
 
 
 def _plain_properties(schema: object) -> dict[str, bool] | None:
     """The properties of an object, and whether each may be any text; None if the schema says more than their types."""
-    if not isinstance(schema, dict) or not schema.keys() - _SAYS_NOTHING <= {"type", "properties", "required"}:
+    if not isinstance(schema, dict) or not schema.keys() - _ANNOTATIONS <= {"type", "properties", "required"}:
         return None
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or schema.get("type", "object") != "object":
         return None
     return {
-        name: isinstance(each, dict) and each.keys() - _SAYS_NOTHING == {"type"} and each["type"] == "string"
+        name: isinstance(each, dict) and each.keys() - _ANNOTATIONS == {"type"} and each["type"] == "string"
         for name, each in properties.items()
     }
 
@@ -220,11 +220,11 @@ def _names_in(schema: object) -> tuple[str, ...]:
 
 
 def _is_surplus(error: jsonschema_rs.ValidationError) -> bool:
-    """Whether it is about members that the schema does not allow."""
+    """Whether the error is about members that the schema does not allow."""
     return "additionalProperties" in map(str, error.schema_path[-1:])
 
 
-def _surplus(error: jsonschema_rs.ValidationError, value: Any) -> str | None:
+def _surplus_message(error: jsonschema_rs.ValidationError, value: Any) -> str | None:
     """The unexpected members for a schema that allows none: the library's error has the value without the names."""
     is_closed = isinstance(error.kind, jsonschema_rs.ValidationErrorKind.FalseSchema)
     if not is_closed or error.schema_path[-1:] != ["additionalProperties"]:
@@ -286,7 +286,7 @@ def no_check(_: msgspec.Raw) -> str | None:
 
 # -- what validating costs ---------------------------------------------------------------------------------------------
 #
-# Estimated before any of it is done. # Validation holds the event loop, and schemas come from servers. A few hundred
+# Estimated before validating, which would hold the event loop; schemas come from servers. A few hundred
 # bytes of definitions that each refer twice to the next take hours to validate against anything; a schema of 12 KB can
 # take milliseconds for every number of a long array. `measure` follows each reference once and returns bounds. It
 # rejects schemas whose work it cannot bound: the hub then does not validate, and the server's own check stands alone.
@@ -348,7 +348,7 @@ def measure(schema: object) -> Cost:
     expansion = _Expansion(schema)
     total = expansion.subschemas_of(schema)
     keywords, patterns = _size(schema)
-    work = _Applied(expansion)
+    work = _AppliedWork(expansion)
     here, below = work.work_at(schema)
     most = here.or_more(below)
     if work.is_recursive:  # everything may apply at every level
@@ -373,7 +373,7 @@ class _Work(NamedTuple):
         return _Work(self.keywords * factor, self.patterns * factor)
 
 
-class _Applied:
+class _AppliedWork:
     """Which keywords apply to one value: those of one place, and those of the place below that has most.
 
     Schemas that apply to the same value (`allOf`, `$ref`, …) add up. Of the members of `properties`, or the elements of
@@ -408,18 +408,18 @@ class _Applied:
         # Below, the cost per member or element besides their own schemas.
         named = schema.get("patternProperties")
         count = len(named) if isinstance(named, dict) else 0
-        here, below = _own_work(schema), _Work(UNIQUE_KEYWORDS * bool(schema.get("uniqueItems")) + count, count)
+        here, below = _work_of_keywords(schema), _Work(UNIQUE_KEYWORDS * bool(schema.get("uniqueItems")) + count, count)
         for same in self._same_value(schema):
             more, deeper = self.work_at(same)
             here, below = here.and_also(more), below.and_also(deeper)
         for keyword in self._ONE_OF:
             most = _Work()
-            for each in _subschemas(schema.get(keyword), is_map=keyword == "properties"):
-                most = most.or_more(self._at_most(each))
+            for subschema in _subschemas(schema.get(keyword), is_map=keyword == "properties"):
+                most = most.or_more(self._max_work(subschema))
             below = below.and_also(most)
         for keyword in self._EACH:
-            for each in _subschemas(schema.get(keyword), is_map=keyword == "patternProperties"):
-                below = below.and_also(self._at_most(each))
+            for subschema in _subschemas(schema.get(keyword), is_map=keyword == "patternProperties"):
+                below = below.and_also(self._max_work(subschema))
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
             here, below = here.times(UNEVALUATED_FACTOR), below.times(UNEVALUATED_FACTOR)
             self.unevaluated += 1
@@ -427,7 +427,7 @@ class _Applied:
         self._known[key] = here, below
         return here, below
 
-    def _at_most(self, schema: object) -> _Work:
+    def _max_work(self, schema: object) -> _Work:
         here, below = self.work_at(schema)
         return here.or_more(below)
 
@@ -450,7 +450,7 @@ def _subschemas(value: object, *, is_map: bool = False) -> Iterator[object]:
         yield value
 
 
-def _own_work(schema: dict[str, Any]) -> _Work:
+def _work_of_keywords(schema: dict[str, Any]) -> _Work:
     """The cost of the keywords of one schema that only look at the value itself."""
     lists = (schema.get("enum"), schema.get("const"), schema.get("required"), schema.get("dependentRequired"))
     keywords = 1 + len(schema) + sum(_nodes(each) for each in lists)

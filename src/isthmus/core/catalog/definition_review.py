@@ -38,21 +38,21 @@ _HINTS: Final = (
     *(b"<", b"ignore", b"disregard", b"forget", b"override", b"ssh", b"id_rsa", b".env"),
     *(b"do not", b"do  ", b"using this", b"using any", b"using  "),
 )
-"""JSON without any of these is not searched for orders, which takes far longer."""
+"""JSON without any of these contains no orders, so the slow search for them is skipped."""
 
-_OTHERS = re.compile(
+_IGNORE_PATTERN = re.compile(
     r"\b.{0,40}?\b(?:previous|prior|above|earlier|all other|other)\b.{0,30}?"
     r"\b(?:instructions?|rules|prompts?|messages|tools?)\b"
 )
-_SILENCE = re.compile(r" (?:tell|mention|inform|show|reveal|notify)\b.{0,40}?\b(?:user|human|person|anyone)\b")
-_FIRST = re.compile(r" (?:this|any other) tool\b.{0,60}?\b(?:read|send|pass|include|call)\b")
-_TAG = re.compile(r" ?/? ?(?:important|system|instructions?|secret) ?>")
+_SILENCE_PATTERN = re.compile(r" (?:tell|mention|inform|show|reveal|notify)\b.{0,40}?\b(?:user|human|person|anyone)\b")
+_FIRST_PATTERN = re.compile(r" (?:this|any other) tool\b.{0,60}?\b(?:read|send|pass|include|call)\b")
+_TAG_PATTERN = re.compile(r" ?/? ?(?:important|system|instructions?|secret) ?>")
 
-_ORDERS: Final = {
-    "<": _TAG,
-    **dict.fromkeys(("ignore", "disregard", "forget", "override"), _OTHERS),
-    "do not": _SILENCE,
-    **dict.fromkeys(("before using", "when using"), _FIRST),
+_ORDER_PATTERNS: Final = {
+    "<": _TAG_PATTERN,
+    **dict.fromkeys(("ignore", "disregard", "forget", "override"), _IGNORE_PATTERN),
+    "do not": _SILENCE_PATTERN,
+    **dict.fromkeys(("before using", "when using"), _FIRST_PATTERN),
     "~/.ssh": re.compile(""),
     "id_rsa": re.compile(r"\b"),
     ".env": re.compile(r"\b.{0,40}?\bcontents?\b"),
@@ -66,7 +66,7 @@ F = TypeVar("F", bound=Feature)
 
 
 def flags_of(feature: Feature) -> tuple[str, ...]:
-    """The flags of a definition, as callers receive them."""
+    """The flags of a suspicious definition, as callers receive them."""
     texts = [] if _is_plain(feature) else list(_texts(feature))
     odd = [text for text in texts if not (text.isascii() and text.isprintable())]
     found = {
@@ -92,8 +92,8 @@ def with_flags(feature: F, flags: tuple[str, ...]) -> F:
 
 
 def _is_plain(feature: Feature) -> bool:
-    """Whether a quick look at the JSON rules out everything that is searched for."""
-    raw = b"".join((feature.name.encode("utf-8", "surrogatepass"), *_looked_at(feature).values()))
+    """Whether a quick search of the JSON rules out every flag that depends on its texts."""
+    raw = b"".join((feature.name.encode("utf-8", "surrogatepass"), *_searched_members(feature).values()))
     if not raw.isascii() or b"\x7f" in raw:
         return False
     if b"\\" in raw:
@@ -104,7 +104,7 @@ def _is_plain(feature: Feature) -> bool:
     return not any(hint in raw for hint in _HINTS)
 
 
-def _looked_at(feature: Feature) -> dict[str, msgspec.Raw]:
+def _searched_members(feature: Feature) -> dict[str, msgspec.Raw]:
     """Everything but `_meta`, which models do not see."""
     return {key: raw for key, raw in feature.definition.items() if key != "_meta"}
 
@@ -112,7 +112,7 @@ def _looked_at(feature: Feature) -> dict[str, msgspec.Raw]:
 def _reads_like_orders(texts: list[str]) -> bool:
     # One line per text: patterns do not match across lines.
     joined = "\n".join(" ".join(text.lower().split()) for text in texts)
-    for beginning, rest in _ORDERS.items():
+    for beginning, rest in _ORDER_PATTERNS.items():
         at = joined.find(beginning)
         for _ in range(BEGINNINGS_MAX):
             if at < 0:
@@ -128,7 +128,7 @@ def _reads_like_orders(texts: list[str]) -> bool:
 def _texts(feature: Feature) -> Iterator[str]:
     """Every text of a definition, including member names."""
     yield feature.name
-    for raw in _looked_at(feature).values():
+    for raw in _searched_members(feature).values():
         try:
             value = msgspec.json.decode(raw)
         except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -157,11 +157,11 @@ _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _DEFINITIONS: Final = ("$defs", "definitions")
 
 _ESCAPES: Final = (rb"\\", rb"\"", rb"\n", rb"\t", rb"\r", rb"\/")
-"""Escapes that stand for no letter that is searched for; the first must be replaced first."""
+"""Escapes of characters that no reference contains; `\\\\` must be replaced first."""
 
-_POINTING = re.compile(rb'"\$(?:ref|dynamicRef|recursiveRef|schema)"\s*:\s*(?:"([^"]*)")?')
+_REFERENCE_PATTERN = re.compile(rb'"\$(?:ref|dynamicRef|recursiveRef|schema)"\s*:\s*(?:"([^"]*)")?')
 
-_KNOWN = re.compile(
+_KNOWN_SCHEMAS = re.compile(
     r"https?://json-schema\.org/(?:draft-0\d/|draft/[\w-]+/)?(?:(?:hyper-)?schema|meta/[\w-]+)(?:#[!-~]*)?"
     r"|https?://spec\.openapis\.org/oas/3\.\d/[a-z]+/[\w.-]+"
 )
@@ -195,33 +195,33 @@ def outside_reference(tool: Tool) -> str | None:
 
 
 def _is_within_itself(text: bytes) -> bool:
-    """Whether a quick look shows that all references stay inside, as in nearly every schema."""
+    """Whether a quick search shows that all references stay inside, as in nearly every schema."""
     if b"\\" in text:
         for escape in _ESCAPES:
             text = text.replace(escape, b"?")
         if b"\\" in text:  # the escape may stand for any letter
             return False
-    values = (value.decode("utf-8", "replace") for value in _POINTING.findall(text))
-    return all(not value or value.startswith("#") or _KNOWN.fullmatch(value) for value in values)
+    values = (value.decode("utf-8", "replace") for value in _REFERENCE_PATTERN.findall(text))
+    return all(not value or value.startswith("#") or _KNOWN_SCHEMAS.fullmatch(value) for value in values)
 
 
 def _first_outside(schema: Any) -> str | None:
     own: set[str] = {""}
     found: list[tuple[str, str]] = []
-    for node, base, kind in _tables(schema):
+    for node, base, kind in _objects_in(schema):
         if kind == "schema":
             own.add(base)
         found += [(node[key], base) for key in _REFERENCES if isinstance(node.get(key), str)]
         dialect = node.get("$schema") if node is schema or "$id" in node else None
-        if isinstance(dialect, str) and _ADDRESS.match(dialect) and not _KNOWN.fullmatch(dialect):
+        if isinstance(dialect, str) and _ADDRESS.match(dialect) and not _KNOWN_SCHEMAS.fullmatch(dialect):
             return f"is written in {dialect[:SHOWN_LENGTH_MAX]}, which is not fetched"
     for reference, base in found:
-        if not (reference.startswith("#") or _document(base, reference) in own or _KNOWN.fullmatch(reference)):
+        if not (reference.startswith("#") or _document(base, reference) in own or _KNOWN_SCHEMAS.fullmatch(reference)):
             return f"refers to {reference[:SHOWN_LENGTH_MAX]}, which is not in it and not fetched"
     return None
 
 
-def _tables(schema: Any) -> Iterator[_Place]:
+def _objects_in(schema: Any) -> Iterator[_Place]:
     """Every object of a schema, including examples and defaults: some programs follow references there, too."""
     waiting: list[_Place] = [(schema, "", "schema")]
     while waiting:
@@ -309,8 +309,8 @@ class Review:
     def __init__(self, pins: Pins | None = None) -> None:
         self.pins = pins
         self.on_left_out: Callable[[ServerName, LeftOut], None] = lambda _server, _left_out: None
-        self._found: dict[bytes, _Findings] = {}
-        self._seen: dict[ServerName, _ReviewedStatus] = {}
+        self._findings_by_key: dict[bytes, _Findings] = {}
+        self._last_reviewed: dict[ServerName, _ReviewedStatus] = {}
         self._reported: dict[ServerName, LeftOut] = {}
         self._prepared: dict[ServerName, _PreparedLists] = {}
         """Reviewed lists that are about to be published."""
@@ -319,10 +319,10 @@ class Review:
         """The status as callers see it."""
         if not server_status.has_lists and not server_status.variants:
             return server_status
-        seen, prepared = self._seen.get(server_status.server), self._prepared.pop(server_status.server, None)
-        if seen is None or _listed(seen.raw) != _listed(server_status):
+        seen, prepared = self._last_reviewed.get(server_status.server), self._prepared.pop(server_status.server, None)
+        if seen is None or _reviewed_fields(seen.raw) != _reviewed_fields(server_status):
             shown = self._review(server_status, prepared)
-            seen = self._seen[server_status.server] = _ReviewedStatus(server_status, shown)
+            seen = self._last_reviewed[server_status.server] = _ReviewedStatus(server_status, shown)
         shown = seen.shown
         if shown is seen.raw:
             return server_status
@@ -340,12 +340,17 @@ class Review:
 
     async def prepare_lists(self, server: ServerName, lists: FeatureLists) -> None:
         """Review lists that are about to be published, in slices: a thousand tools would delay every call."""
-        seen = self._seen.get(server)
-        if seen is not None and _listed(seen.raw)[:4] == (lists.tools, lists.prompts, lists.resources, lists.templates):
+        seen = self._last_reviewed.get(server)
+        if seen is not None and _reviewed_fields(seen.raw)[:4] == (
+            lists.tools,
+            lists.prompts,
+            lists.resources,
+            lists.templates,
+        ):
             return
         await self.prepare(chain(lists.tools, lists.prompts, lists.resources, lists.templates))
         pins_state = None if self.pins is None else self.pins.state_of(server)
-        passes = self._offer_passes(lists, NO_CAPABILITIES)
+        passes = self._visible_passes(lists, NO_CAPABILITIES)
         loop = asyncio.get_running_loop()
         until = loop.time() + SLICE_SECONDS
         while True:
@@ -364,7 +369,7 @@ class Review:
         until = loop.time() + SLICE_SECONDS
         for feature in features:
             size = sum(len(memoryview(member)) for member in feature.definition.values())
-            definition = await self._examine_long(feature, size) if size > LONG_DEFINITION_BYTES else None
+            definition = await self._examine_offloaded(feature, size) if size > LONG_DEFINITION_BYTES else None
             self._lint(feature)
             if self.pins is not None and isinstance(feature, Tool):
                 self.pins.prepare(feature, definition)
@@ -372,34 +377,34 @@ class Review:
                 await pause()
                 until = loop.time() + SLICE_SECONDS
 
-    async def _examine_long(self, feature: Feature, size: int) -> bytes | None:
+    async def _examine_offloaded(self, feature: Feature, size: int) -> bytes | None:
         """Lint a long definition elsewhere, and return its canonical form, if it is needed."""
         needs_form = self.pins is not None and isinstance(feature, Tool) and self.pins.needs(feature)
-        if not needs_form and _key(feature) in self._found:
+        if not needs_form and _key(feature) in self._findings_by_key:
             return None
-        examining = partial(_examined, feature, needs_form=needs_form)
+        examining = partial(_examine, feature, needs_form=needs_form)
         found, definition = await offload(size, examining, over=LONG_DEFINITION_BYTES, owner=feature.server)
-        self._note(_key(feature), found)
+        self._store_findings(_key(feature), found)
         return definition
 
     def withholds(self, server: ServerName) -> bool:
         """Whether changed tools of this server are hidden."""
         return self.pins is not None and self.pins.withholds(server)
 
-    def passes_apart(self, tool: Tool, client_caps: ClientCapabilities) -> bool:
+    def passes_on_own_link(self, tool: Tool, client_caps: ClientCapabilities) -> bool:
         """Whether a tool may be called that is listed like this on a link of single callers."""
         return self._lint(tool).outside_reference is None and (
-            self.pins is None or self.pins.passes_apart(tool, client_caps)
+            self.pins is None or self.pins.passes_on_own_link(tool, client_caps)
         )
 
     def last_published(self, server: ServerName) -> ServerStatus | None:
         """The last unreviewed status of a server, to be reviewed again because other tools may be visible now."""
-        seen = self._seen.pop(server, None)
+        seen = self._last_reviewed.pop(server, None)
         return None if seen is None else seen.raw
 
     def forget(self, server: ServerName) -> None:
         """Drop the results of a removed server."""
-        self._seen.pop(server, None)
+        self._last_reviewed.pop(server, None)
         self._prepared.pop(server, None)
         self._reported.pop(server, None)
 
@@ -411,10 +416,10 @@ class Review:
             base, withheld, left_out = prepared.visible
             base = msgspec.structs.replace(base, abilities=lists.abilities)
         else:
-            base, withheld, left_out = self._offer(lists, NO_CAPABILITIES)
+            base, withheld, left_out = self._visible(lists, NO_CAPABILITIES)
         variants = dict(server_status.variants)
         for client_caps, offer in server_status.variants.items():
-            variants[client_caps], missing, outside = self._offer(offer, client_caps)
+            variants[client_caps], missing, outside = self._visible(offer, client_caps)
             withheld += [name for name in missing if name not in withheld]
             left_out = {**outside, **left_out}
         reported = self._reported.get(server_status.server, {})
@@ -443,10 +448,10 @@ class Review:
             ),
         )
 
-    def _offer(self, offer: FeatureLists, client_caps: ClientCapabilities) -> _VisibleLists:
-        return at_once(self._offer_passes(offer, client_caps))
+    def _visible(self, offer: FeatureLists, client_caps: ClientCapabilities) -> _VisibleLists:
+        return at_once(self._visible_passes(offer, client_caps))
 
-    def _offer_passes(
+    def _visible_passes(
         self, offer: FeatureLists, client_caps: ClientCapabilities
     ) -> Generator[None, None, _VisibleLists]:
         left_out: dict[FeatureName, str] = {}
@@ -464,14 +469,14 @@ class Review:
                 tools.append(with_flags(tool, found.flags) if found.flags else tool)
         changed = FeatureLists(
             tuple(tools),
-            (yield from self._marked(offer.prompts)),
-            (yield from self._marked(offer.resources)),
-            (yield from self._marked(offer.templates)),
+            (yield from self._with_flags(offer.prompts)),
+            (yield from self._with_flags(offer.resources)),
+            (yield from self._with_flags(offer.templates)),
             offer.abilities,
         )
         return _VisibleLists(offer if changed == offer else changed, withheld, left_out)
 
-    def _marked(self, features: tuple[F, ...]) -> Generator[None, None, tuple[F, ...]]:
+    def _with_flags(self, features: tuple[F, ...]) -> Generator[None, None, tuple[F, ...]]:
         marked: list[F] = []
         for position, feature in enumerate(features):
             if not position % REVIEWED_AT_ONCE:
@@ -481,13 +486,13 @@ class Review:
         return tuple(marked)
 
     def _lint(self, feature: Feature) -> _Findings:
-        found = self._found.get(_key(feature))
-        return self._note(_key(feature), _findings(feature)) if found is None else found
+        found = self._findings_by_key.get(_key(feature))
+        return self._store_findings(_key(feature), _findings(feature)) if found is None else found
 
-    def _note(self, key: bytes, found: _Findings) -> _Findings:
-        if len(self._found) >= FINDINGS_MAX:
-            self._found.clear()
-        self._found[key] = found
+    def _store_findings(self, key: bytes, found: _Findings) -> _Findings:
+        if len(self._findings_by_key) >= FINDINGS_MAX:
+            self._findings_by_key.clear()
+        self._findings_by_key[key] = found
         return found
 
 
@@ -499,12 +504,12 @@ def _findings(feature: Feature) -> _Findings:
     return _Findings(flags_of(feature), outside_reference(feature) if isinstance(feature, Tool) else None)
 
 
-def _examined(feature: Feature, *, needs_form: bool) -> tuple[_Findings, bytes | None]:
+def _examine(feature: Feature, *, needs_form: bool) -> tuple[_Findings, bytes | None]:
     """The findings of a definition, and its canonical form."""
     return _findings(feature), canonical_definition(feature) if needs_form and isinstance(feature, Tool) else None
 
 
-def _listed(server_status: ServerStatus) -> tuple[object, ...]:
+def _reviewed_fields(server_status: ServerStatus) -> tuple[object, ...]:
     """What a review depends on; equal until the server lists something else."""
     lists = (server_status.tools, server_status.prompts, server_status.resources, server_status.templates)
     return (*lists, server_status.variants, server_status.notes)

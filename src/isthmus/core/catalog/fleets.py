@@ -57,7 +57,7 @@ NAMED_MAX = 5
 """Members that a note names."""
 
 _DROPPED = ("outputSchema", "execution", "_meta", "icons")
-"""Members of a definition that do not hold for a fleet: a gathered result has another form, members run no tasks for
+"""Members of a definition that are not true of a fleet: a gathered result has another form, members run no tasks for
 it, and `_meta` may name resources of one member."""
 
 _KEPT_META = "isthmus/flags"
@@ -236,7 +236,7 @@ class Fleet:
 
     def _add(self, status: ServerStatus) -> set[str]:
         touched: set[str] = set()
-        for tool, schema in _offered(status):
+        for tool, schema in _visible_tools(status):
             touched.add(tool.name)
             variant = self._variants.setdefault(tool.name, {}).setdefault(schema, _Variant())
             variant.members[status.server] = tool
@@ -247,7 +247,7 @@ class Fleet:
 
     def _remove(self, status: ServerStatus) -> set[str]:
         touched: set[str] = set()
-        for tool, schema in _offered(status):
+        for tool, schema in _visible_tools(status):
             touched.add(tool.name)
             variant = self._variants[tool.name][schema]
             del variant.members[status.server]
@@ -275,9 +275,10 @@ class Fleet:
             return
         before = None if listed is None else listed.schema
         schema, variant = max(
-            variants.items(), key=lambda each: (len(each[1].members), each[0] == before, _first(each[1].members))
+            variants.items(),
+            key=lambda each: (len(each[1].members), each[0] == before, _by_first_member(each[1].members)),
         )
-        digest, _ = max(variant.definitions.items(), key=lambda each: (each[1], each[0]))
+        digest, _ = max(variant.definitions.items(), key=lambda item: (item[1], item[0]))
         can_race = bool(variant.readers)
         made = self._listed.get((name, digest, can_race))
         if made is None:
@@ -298,6 +299,7 @@ class Fleet:
         state, reason = self._state()
         tools = tuple(self.tools[name].tool for name in sorted(self.tools))
         abilities: frozenset[Ability] = frozenset({"tools"} if tools else ())
+        is_trusted = bool(self.members) and all(member.rules.is_trusted for member in self.members.values())
         return ServerStatus(
             self.name,
             state,
@@ -307,7 +309,7 @@ class Fleet:
             is_settled=True,
             carrier=CARRIER,
             notes=tuple(self._notes()),
-            rules=_TRUSTED if self.members and all(each.rules.is_trusted for each in self.members.values()) else _PLAIN,
+            rules=_TRUSTED if is_trusted else _PLAIN,
         )
 
     def _state(self) -> tuple[ServerState, str | None]:
@@ -315,7 +317,7 @@ class Fleet:
         if not self.members:
             patterns = ", ".join(self.settings.members)
             return "away", f"the fleet has no members: no server matches {patterns}"
-        states = Counter(each.state for each in self.members.values())
+        states = Counter(member.state for member in self.members.values())
         if not states["ready"]:
             state: ServerState = "starting" if states["starting"] else "away"
             return state, f"no member of the fleet is connected ({_names(self.members)})"
@@ -345,7 +347,7 @@ _TRUSTED = ToolRules(is_trusted=True)
 _PLAIN = ToolRules()
 
 
-def _offered(status: ServerStatus) -> Iterable[tuple[Tool, bytes]]:
+def _visible_tools(status: ServerStatus) -> Iterable[tuple[Tool, bytes]]:
     """The tools that callers of a member would see, each with a digest of its input schema."""
     rules = status.rules
     for tool in status.tools:
@@ -356,8 +358,8 @@ def _offered(status: ServerStatus) -> Iterable[tuple[Tool, bytes]]:
             yield seen, hashlib.blake2b(schema, digest_size=12).digest()
 
 
-def _first(members: Mapping[ServerName, object]) -> tuple[int, ...]:
-    """Orders variants by their first member, the first of them last."""
+def _by_first_member(members: Mapping[ServerName, object]) -> tuple[int, ...]:
+    """The sort key of a variant: the variant with the alphabetically first member is greatest."""
     return tuple(-ord(character) for character in min(members))
 
 

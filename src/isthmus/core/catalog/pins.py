@@ -31,7 +31,7 @@ PINNINGS: tuple[str, ...] = get_args(Pinning)
 MEMBERS: Final = ("title", "description", "inputSchema", "outputSchema", "annotations")
 """What a model or a program relies on; other members may change freely."""
 
-APART: Final = "links of their own"
+OWN_LINK: Final = "links of their own"
 """The variant of tools that are listed on links of single callers."""
 
 PINS_MAX: Final = 200_000
@@ -118,14 +118,14 @@ class Pins:
         """Whether callers may see this tool."""
         return self._passes(tool, variant_of(client_caps))
 
-    def passes_apart(self, tool: Tool, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bool:
+    def passes_on_own_link(self, tool: Tool, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bool:
         """Whether a tool with this definition may be called on a link of a single caller.
 
         It may if it equals the tool that callers see, or was approved for such links.
         """
         variant = variant_of(client_caps)
         is_as_shown = self._known_as((tool.server, variant, tool.name)) == self._fingerprint(tool)
-        return is_as_shown or self._passes(tool, variant or APART)
+        return is_as_shown or self._passes(tool, variant or OWN_LINK)
 
     def _passes(self, tool: Tool, variant: str) -> bool:
         mode = self._mode_of(tool.server)

@@ -241,7 +241,7 @@ def _stems(text: str) -> list[str]:
 
 
 def _groups(stems: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(group for each in stems for group in _GROUPS.get(each, ())))
+    return list(dict.fromkeys(group for stem in stems for group in _GROUPS.get(stem, ())))
 
 
 def _typos(word: str) -> Iterator[str]:
@@ -410,7 +410,7 @@ class ToolIndex:
         if not words:
             fitting = (name for name, row in self._rows.items() if set(row.labels.split()).issuperset(labels))
             return sorted(fitting)[:limit]
-        expression = " AND ".join((f"({self._expression(words)})", *(f'labels : "{each}"' for each in labels)))
+        expression = " AND ".join((f"({self._expression(words)})", *(f'labels : "{label}"' for label in labels)))
         found = [(self._names[number], rank) for number, rank in self._database.execute(self._select, (expression,))]
         best = found[0][1] if found else 0.0  # ranks of FTS5 are negative, and that of the best is the lowest
         scores = {
@@ -428,13 +428,13 @@ class ToolIndex:
         words |= {joined: None for pair in pairwise(plain) if stem(joined := "".join(pair)) in self._counts}
         terms = [word for word in words if word not in STOPWORDS] or list(words)
         stems = dict.fromkeys(known for word in terms[:WORDS_MAX] for known in self._known_stems(word))
-        return [_QueryWord(each, groups := _GROUPS.get(each, ()), self._rarity(each, groups)) for each in stems]
+        return [_QueryWord(stem, groups := _GROUPS.get(stem, ()), self._rarity(stem, groups)) for stem in stems]
 
     def _known_stems(self, word: str) -> list[str]:
         """The stem of a word; for a word that no tool has, of what it may be: two words in one, or a typing error."""
         own = stem(word)
         is_usual = own in self._counts or own in _GROUPS or not TYPO_LENGTH_MIN <= len(own) <= TYPO_LENGTH_MAX
-        if is_usual or any(each.startswith(own) for each in self._counts):
+        if is_usual or any(count.startswith(own) for count in self._counts):
             return [own]
         for at in range(PREFIX_LENGTH_MIN, len(word) - PREFIX_LENGTH_MIN + 1):
             parts = [stem(word[:at]), stem(word[at:])]

@@ -63,7 +63,7 @@ compiled again when it is needed."""
 VARIANTS_AT_ONCE = 50
 """Tools of a set that are changed in one turn of the event loop: half a millisecond."""
 
-MANY = 64
+SERVERS_FOR_SINGLE_VIEW = 64
 """With more servers, a view of all of them is compiled for lists, and not for a single call: where servers connect and
 disconnect all the time, each call would find a new snapshot."""
 
@@ -225,7 +225,7 @@ class Snapshot:
             if view is not None:
                 return view.routes.get(name) or view.find_unlisted(name)
         is_common = surface.server is None and surface.style == "canonical" and not (surface.set or grants.set)
-        if is_common and len(self.server_statuses) > MANY:
+        if is_common and len(self.server_statuses) > SERVERS_FOR_SINGLE_VIEW:
             server = ServerName(name.partition(".")[0])
             if server not in self.server_statuses:
                 return None
@@ -249,15 +249,17 @@ class Snapshot:
         if surface.style != "own" and self._is_hidden(server_status):
             return None
         return (
-            server_status.server if _is_seen(policy, server_status) and _may_have(policy, server_status, tool) else None
+            server_status.server
+            if _is_visible(policy, server_status) and _may_offer(policy, server_status, tool)
+            else None
         )
 
     def _find_unreached_llm(self, policy: Policy, name: str) -> ServerName | None:
-        """The same for a name for language models; the longest matching server name counts."""
+        """`find_unreached` for a name for language models; the longest matching server name counts."""
         fitting = {
             beginning: server_status
             for server, server_status in self.server_statuses.items()
-            if name.startswith(beginning := llm_form((server, FeatureName("")))) and _is_seen(policy, server_status)
+            if name.startswith(beginning := llm_form((server, FeatureName("")))) and _is_visible(policy, server_status)
         }
         if not fitting:
             return None
@@ -268,29 +270,29 @@ class Snapshot:
         written = {*policy.named_tools(server), *rules.hidden, *(rules.only or ()), *rules.tags}
         alike = [tool for tool in written if name in llm_forms((server, FeatureName(tool)))]
         tools = alike or [name.removeprefix(beginning)]
-        return server if all(_may_have(policy, server_status, tool) for tool in tools) else None
+        return server if all(_may_offer(policy, server_status, tool) for tool in tools) else None
 
     def _find_unreached_in_set(self, grants: Grants, surface: Surface, name: str) -> ServerName | None:
-        """The same for a name in a set, which may be another than the server's."""
+        """`find_unreached` for a name in a set, which may rename tools."""
         settings = self._set_of(grants, surface)
         policy = self.policy(Grants(settings.tools, settings.exclude).bounded_by(grants))
         renamed = [tool for tool, change in settings.tool.items() if change.name == name]
         for server, server_status in sorted(self.server_statuses.items()):
-            if surface.server not in (None, server) or not _is_seen(policy, server_status):
+            if surface.server not in (None, server) or not _is_visible(policy, server_status):
                 continue
             own = {tool.removeprefix(f"{server}.") for tool in renamed if tool.startswith(f"{server}.")}
-            if any(_may_have(policy, server_status, tool) for tool in own or {name, name.removeprefix(f"{server}.")}):
+            if any(_may_offer(policy, server_status, tool) for tool in own or {name, name.removeprefix(f"{server}.")}):
                 return server
         return None
 
     def is_denied(self, grants: Grants, surface: Surface, listed: ListName, name: str) -> bool:
         """Whether a tool or prompt has this name, and these permissions hide it. Only operators may learn that."""
-        server, own = self._meaning(grants, surface, listed, name)
+        server, own = self._feature_named(grants, surface, listed, name)
         server_status = self.server_statuses.get(server)
         if server_status is None or server_status.state == "disabled" or surface.server not in (None, server):
             return False
-        # A dict of all: to look until it is found would take less time for a name that exists.
-        feature = {each.name: each for each in _all_of(server_status, listed)}.get(own)
+        # A dict of all: a search that stops at a match would reveal by its duration whether the name exists.
+        feature = {each.name: each for each in _features_of(server_status, listed)}.get(own)
         rules = server_status.rules
         if feature is None or (listed == "tools" and not rules.shows(own)):
             return False
@@ -300,7 +302,7 @@ class Snapshot:
             grants = Grants(allow, settings.exclude).bounded_by(grants)
         return not _is_allowed(self.policy(grants), feature, rules)
 
-    def _meaning(self, grants: Grants, surface: Surface, listed: ListName, name: str) -> Pair:
+    def _feature_named(self, grants: Grants, surface: Surface, listed: ListName, name: str) -> Pair:
         """The server and the own name of a tool or prompt that has this name on a surface; an empty pair if none."""
         style: Style = "llm" if surface.style == "llm" else "canonical"
         if surface.set or grants.set:
@@ -343,30 +345,31 @@ class Snapshot:
         if surface.set or grants.set:
             return self._compile_set(grants, surface, client_caps)
         policy = self.policy(grants)
-        shown = self._shown(policy, surface)
+        visible = self._shown(policy, surface)
         view = View(
-            policy, {server_status.server: _offer(server_status, client_caps).abilities for server_status in shown}
+            policy,
+            {server_status.server: _lists_for(server_status, client_caps).abilities for server_status in visible},
         )
-        view.hubs = _hubs_behind(shown)
+        view.hubs = _hubs_behind(visible)
         if surface.style == "llm":
             # Over all tools, whatever the caller may use: a name means the same to all callers.
             if self._aliases is None:
                 self._aliases = llm_aliases((self._names_of(surface, "tools") or {}).values())
             view.aliases = self._aliases
         if surface.style == "own" and surface.server is not None:
-            view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
-            view.description = next((each.instructions for each in shown if each.rules.is_trusted), "")
+            view.whole = next((each.server for each in visible if _is_fully_visible(each, policy)), None)
+            view.description = next((each.instructions for each in visible if each.rules.is_trusted), "")
         hides = None if surface.style == "own" else self.hides
-        for server_status in shown:
-            offer = _offer(server_status, client_caps)
-            if offer.tools and (hides is None or not hides(server_status)):
-                self._add_tools(view, offer.tools, server_status.rules, policy, self._names_of(surface, "tools"))
-            if offer.prompts:
-                _add(view.prompts, offer.prompts, server_status.rules, policy, self._names_of(surface, "prompts"))
-            if offer.resources:
-                _add(view.resources, offer.resources, server_status.rules, policy, self._names_of(surface, "resources"))
-            if offer.templates:
-                _add(view.templates, offer.templates, server_status.rules, policy, self._names_of(surface, "templates"))
+        for server_status in visible:
+            lists = _lists_for(server_status, client_caps)
+            if lists.tools and (hides is None or not hides(server_status)):
+                self._add_tools(view, lists.tools, server_status.rules, policy, self._names_of(surface, "tools"))
+            if lists.prompts:
+                _add(view.prompts, lists.prompts, server_status.rules, policy, self._names_of(surface, "prompts"))
+            if lists.resources:
+                _add(view.resources, lists.resources, server_status.rules, policy, self._names_of(surface, "resources"))
+            if lists.templates:
+                _add(view.templates, lists.templates, server_status.rules, policy, self._names_of(surface, "templates"))
             if policy.has_denials:
                 view.withhold(server_status.server, _denied_uris(policy, server_status))
             if server_status.is_unlisted and policy.covers_all_of(server_status.server):
@@ -374,7 +377,7 @@ class Snapshot:
                     server_status.server,
                     server_status.rules,
                 )
-            _add_state(view, server_status)
+            _add_not_ready(view, server_status)
         return view
 
     # -- sets ----------------------------------------------------------------------------------------------------------
@@ -394,35 +397,35 @@ class Snapshot:
             self.policy(Grants(allow, settings.exclude).bounded_by(grants))
             for allow in (settings.tools, settings.prompts, settings.resources)
         )
-        shown: list[ServerStatus] = []
+        visible: list[ServerStatus] = []
         abilities: dict[ServerName, frozenset[Ability]] = {}
         for server, server_status in sorted(self.server_statuses.items()):
             if surface.server not in (None, server):
                 continue
-            seen = [_is_seen(policy, server_status) for policy in (tools, prompts, resources)]
+            seen = [_is_visible(policy, server_status) for policy in (tools, prompts, resources)]
             if any(seen):
-                shown.append(server_status)
-                abilities[server] = _offer(server_status, client_caps).abilities - _unseen_abilities(*seen)
+                visible.append(server_status)
+                abilities[server] = _lists_for(server_status, client_caps).abilities - _unseen_abilities(*seen)
         view = View(resources, abilities)
-        view.set, view.description, view.hubs = grants.set or surface.set, settings.description, _hubs_behind(shown)
+        view.set, view.description, view.hubs = grants.set or surface.set, settings.description, _hubs_behind(visible)
         style: Style = "llm" if surface.style == "llm" else "canonical"
         names = self._names_in_set(view.set, settings, style, "tools")
         if style == "llm":
             view.aliases = llm_aliases(names.values())
-        for server_status in shown:
-            offer, rules = _offer(server_status, client_caps), server_status.rules
+        for server_status in visible:
+            lists, rules = _lists_for(server_status, client_caps), server_status.rules
             if not self._is_hidden(server_status):
-                self._add_set_tools(view, settings, offer.tools, rules, tools, names)
+                self._add_set_tools(view, settings, lists.tools, rules, tools, names)
             others: tuple[tuple[ListName, dict[str, Route], Iterable[Feature], Policy], ...] = (
-                ("prompts", view.prompts, offer.prompts, prompts),
-                ("resources", view.resources, offer.resources, resources),
-                ("templates", view.templates, offer.templates, resources),
+                ("prompts", view.prompts, lists.prompts, prompts),
+                ("resources", view.resources, lists.resources, resources),
+                ("templates", view.templates, lists.templates, resources),
             )
             for listed, table, features, policy in others:
                 _add(table, features, rules, policy, self._names_in_set(view.set, settings, style, listed))
             if resources.has_denials:
                 view.withhold(server_status.server, _denied_uris(resources, server_status))
-            _add_state(view, server_status)
+            _add_not_ready(view, server_status)
         return view
 
     def variant_passes(self, grants: Grants, surface: Surface) -> Generator[None, None, None]:
@@ -509,7 +512,7 @@ class Snapshot:
             rules = server_status.rules
             pairs += [
                 (feature.server, feature.name)
-                for feature in _allowed(policy, server_status.server, _all_of(server_status, listed), rules)
+                for feature in _allowed(policy, server_status.server, _features_of(server_status, listed), rules)
                 if listed != "tools" or rules is NO_TOOL_RULES or rules.shows(feature.name)
             ]
         return pairs
@@ -524,7 +527,7 @@ class Snapshot:
         settings = self.sets.get(name, NO_SET)
         view = self.without_custom_policy().view(ALL, Surface(set=name))
         notes = [SetNote(("tool", tool), f"is left out: {why}") for tool, why in sorted(view.left_out.items())]
-        if any(not each.has_lists and each.state != "disabled" for each in self.server_statuses.values()):
+        if any(not status.has_lists and status.state != "disabled" for status in self.server_statuses.values()):
             return notes  # patterns may mean what a server has not listed yet
         lists: tuple[tuple[str, tuple[str, ...], tuple[ListName, ...]], ...] = (
             ("tools", settings.tools, ("tools",)),
@@ -537,7 +540,7 @@ class Snapshot:
                 (feature, server_status.rules)
                 for server_status in self.server_statuses.values()
                 for each in listed
-                for feature in _all_of(server_status, each)
+                for feature in _features_of(server_status, each)
             ]
             for pattern in patterns:
                 policy = self.without_custom_policy().policy(Grants((pattern,)))
@@ -555,7 +558,7 @@ class Snapshot:
             return False
         if status.is_unlisted or name in status.withheld or name in status.left_out:
             return False
-        return all(feature.name != name for listed in LISTS for feature in _all_of(status, listed))
+        return all(feature.name != name for listed in LISTS for feature in _features_of(status, listed))
 
     def _add_tools(
         self, view: View, tools: tuple[Tool, ...], rules: ToolRules, policy: Policy, names: dict[Pair, str] | None
@@ -576,9 +579,9 @@ class Snapshot:
     def _shown(self, policy: Policy, surface: Surface) -> list[ServerStatus]:
         """The visible servers, sorted by name: lists are deterministic."""
         names = policy.named_servers() if surface.server is None else {surface.server}
-        looked_at = self.server_statuses if names is None else self.server_statuses.keys() & names
+        candidates = self.server_statuses if names is None else self.server_statuses.keys() & names
         return [
-            self.server_statuses[name] for name in sorted(looked_at) if _is_seen(policy, self.server_statuses[name])
+            self.server_statuses[name] for name in sorted(candidates) if _is_visible(policy, self.server_statuses[name])
         ]
 
     def _names_of(self, surface: Surface, listed: ListName) -> dict[Pair, str] | None:
@@ -603,7 +606,7 @@ class Snapshot:
             (feature.server, feature.name)
             for server_status in self.server_statuses.values()
             if server_status.state != "disabled" and not (listed == "tools" and self._is_hidden(server_status))
-            for feature in _all_of(server_status, listed)
+            for feature in _features_of(server_status, listed)
         ]
 
     def _is_hidden(self, server_status: ServerStatus) -> bool:
@@ -634,15 +637,15 @@ def _is_denied(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
     return policy.denies(feature.server, feature.name, _labels(policy, feature, rules))
 
 
-def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
+def _hubs_behind(visible: Iterable[ServerStatus]) -> dict[str, int]:
     hubs: dict[str, int] = {}
-    for server_status in shown:
+    for server_status in visible:
         for id, steps in server_status.hubs.items():
             hubs[id] = max(steps + 1, hubs.get(id, 0))  # on the longest way
     return hubs
 
 
-def _add_state(view: View, server_status: ServerStatus) -> None:
+def _add_not_ready(view: View, server_status: ServerStatus) -> None:
     if server_status.state != "ready":
         view.missing[server_status.server] = NotReadyServer(
             server_status.state, server_status.reason, server_status.has_lists
@@ -669,7 +672,7 @@ def _denied_uris(policy: Policy, server_status: ServerStatus) -> Iterable[str]:
     Unlisted ones are known by name, from permissions and from the operator's tags.
     """
     server, rules = server_status.server, server_status.rules
-    listed = (*_all_of(server_status, "resources"), *_all_of(server_status, "templates"))
+    listed = (*_features_of(server_status, "resources"), *_features_of(server_status, "templates"))
     yield from (feature.name for feature in listed if _is_denied(policy, feature, rules))
     yield from (name for name in policy.denied_names(server) if ":" in name)
     for name in rules.tags if policy.reads_labels else ():
@@ -677,7 +680,7 @@ def _denied_uris(policy: Policy, server_status: ServerStatus) -> Iterable[str]:
             yield name
 
 
-def _is_seen(policy: Policy, server_status: ServerStatus) -> bool:
+def _is_visible(policy: Policy, server_status: ServerStatus) -> bool:
     """Whether a server is visible: its name is granted, or one of its features is by a label."""
     if server_status.state == "disabled":
         return False
@@ -686,11 +689,11 @@ def _is_seen(policy: Policy, server_status: ServerStatus) -> bool:
     return (policy.reads_labels or policy.is_narrowed) and any(
         _is_allowed(policy, feature, server_status.rules)
         for listed in LISTS
-        for feature in _all_of(server_status, listed)
+        for feature in _features_of(server_status, listed)
     )
 
 
-def _may_have(policy: Policy, server_status: ServerStatus, tool: str) -> bool:
+def _may_offer(policy: Policy, server_status: ServerStatus, tool: str) -> bool:
     """Whether a disconnected server may have a tool that the caller could then use."""
     rules = server_status.rules
     is_known = (
@@ -702,13 +705,13 @@ def _may_have(policy: Policy, server_status: ServerStatus, tool: str) -> bool:
     return policy.allows(server_status.server, FeatureName(tool), Labels(tags, tags))
 
 
-def _is_whole(server_status: ServerStatus, policy: Policy) -> bool:
+def _is_fully_visible(server_status: ServerStatus, policy: Policy) -> bool:
     """Whether nothing of a server is hidden from these permissions."""
     is_all_shown = not server_status.withheld and not server_status.left_out
     return server_status.rules.changes_nothing and is_all_shown and policy.may_use_all_of(server_status.server)
 
 
-def _offer(server_status: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | FeatureLists:
+def _lists_for(server_status: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | FeatureLists:
     return server_status.variants.get(client_caps, server_status) if client_caps else server_status
 
 
@@ -718,23 +721,23 @@ def all_tools_of(server_status: ServerStatus) -> list[Tool]:
     return [*server_status.tools, *variants]
 
 
-def _all_of(server_status: ServerStatus, listed: ListName) -> Iterable[Feature]:
+def _features_of(server_status: ServerStatus, listed: ListName) -> Iterable[Feature]:
     if not server_status.variants:
         return _list_of(server_status, listed)
     offers: tuple[ServerStatus | FeatureLists, ...] = (server_status, *server_status.variants.values())
-    return [feature for offer in offers for feature in _list_of(offer, listed)]
+    return [feature for lists in offers for feature in _list_of(lists, listed)]
 
 
-def _list_of(offer: ServerStatus | FeatureLists, listed: ListName) -> tuple[Feature, ...]:
+def _list_of(lists: ServerStatus | FeatureLists, listed: ListName) -> tuple[Feature, ...]:
     match listed:
         case "tools":
-            return offer.tools
+            return lists.tools
         case "prompts":
-            return offer.prompts
+            return lists.prompts
         case "resources":
-            return offer.resources
+            return lists.resources
         case "templates":
-            return offer.templates
+            return lists.templates
 
 
 def _add(

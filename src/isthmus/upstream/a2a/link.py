@@ -173,7 +173,9 @@ class AgentLink(BaseLink):
         if isinstance(contact, str):
             raise ConnectFailed(contact)
         shown = card
-        unknown = [each.uri for each in card.extensions if each.is_required and each.uri not in KNOWN]
+        unknown = [
+            extension.uri for extension in card.extensions if extension.is_required and extension.uri not in KNOWN
+        ]
         self._notes = tuple(
             f"it requires the extension {uri[:200]!r}, which the hub does not support" for uri in unknown
         )
@@ -184,7 +186,7 @@ class AgentLink(BaseLink):
             else:
                 other = choose_endpoint(more, self._home, self._origins, self.limits.depth)
                 shown, contact = more, contact if isinstance(other, str) else other
-        self.hubs = read_hubs(next((each.params for each in shown.extensions if each.uri == HUBS), b""))
+        self.hubs = read_hubs(next((extension.params for extension in shown.extensions if extension.uri == HUBS), b""))
         self._card, self._contact = shown, contact
         self._tools = tools_of(shown, self.server)
         self.dialect = LegacyDialect(f"A2A {contact.binding.version}")
@@ -284,15 +286,17 @@ class AgentLink(BaseLink):
         remote_task.begin()
 
     def start_exchange(
-        self, asked: ClientOperation, owner: RemoteTask | CancelRequest, headers: Mapping[str, str] | None = None
+        self, operation: ClientOperation, owner: RemoteTask | CancelRequest, headers: Mapping[str, str] | None = None
     ) -> HttpExchange:
         """Send a request to the agent's endpoint."""
         contact = self._contact
         assert contact is not None, "the card was read before anything was sent"
-        exchange = HttpExchange(self, contact.binding, self.requests.next_id(), asked, owner)
-        is_stream = isinstance(asked, SubscribeToTask) or (isinstance(asked, SendMessage) and asked.is_stream)
+        exchange = HttpExchange(self, contact.binding, self.requests.next_id(), operation, owner)
+        is_stream = isinstance(operation, SubscribeToTask) or (
+            isinstance(operation, SendMessage) and operation.is_stream
+        )
         accept = "text/event-stream, application/json" if is_stream else JSON
-        head, body = self._head(contact, contact.binding.write(exchange.id, asked), accept, headers)
+        head, body = self._head(contact, contact.binding.write(exchange.id, operation), accept, headers)
         exchange.ticket = self._client(contact.origin).send(head, body, exchange)
         return exchange
 

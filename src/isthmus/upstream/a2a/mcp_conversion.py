@@ -82,19 +82,19 @@ ELICIT = "elicitation/create"
 SCHEMA_KEYS = ("requestedSchema", "schema", "inputSchema", "input_schema")
 """Members under which agents send the schema of the input that they need."""
 
-FLAT = frozenset({"string", "number", "integer", "boolean"})
+FLAT_TYPES = frozenset({"string", "number", "integer", "boolean"})
 """The types of fields that MCP allows in a form."""
 
-NO_WORDS = "The agent needs more input."
-ANSWER = "message"
+DEFAULT_QUESTION = "The agent needs more input."
+ANSWER_FIELD = "message"
 """The field of a form with a single text."""
 
 _encode = msgspec.json.Encoder().encode
 _TEXT_SCHEMA = _encode(
     {
         "type": "object",
-        "properties": {ANSWER: {"type": "string", "title": "Answer"}},
-        "required": [ANSWER],
+        "properties": {ANSWER_FIELD: {"type": "string", "title": "Answer"}},
+        "required": [ANSWER_FIELD],
     }
 )
 
@@ -116,7 +116,7 @@ def question_in(parts: Iterable[Part]) -> AgentQuestion:
     for members in objects:
         if (method := read_string(members.get("method"))) in QUESTIONS and is_object(members.get("params", Raw())):
             return AgentQuestion(Question(method, members["params"]), is_hubs_own=True)
-    words = _encode("\n".join(part.text for part in parts if isinstance(part, TextPart)) or NO_WORDS)
+    words = _encode("\n".join(part.text for part in parts if isinstance(part, TextPart)) or DEFAULT_QUESTION)
     schemas = (
         schema
         for members in objects
@@ -145,7 +145,7 @@ def _is_form(schema: Raw) -> bool:
         form = _FORM.decode(schema)
     except msgspec.MsgspecError:
         return False
-    return form.type == "object" and all(field.type in FLAT for field in form.properties.values())
+    return form.type == "object" and all(field.type in FLAT_TYPES for field in form.properties.values())
 
 
 class _Elicited(msgspec.Struct):
@@ -167,7 +167,7 @@ def answer_parts(asking: AgentQuestion, result: Raw) -> tuple[Part, ...] | None:
     if elicited.action != "accept":
         return None
     content = elicited.content or {}
-    text = read_string(content.get(ANSWER)) if asking.takes_text else None
+    text = read_string(content.get(ANSWER_FIELD)) if asking.takes_text else None
     return (DataPart(Raw(render(content)), "application/json"),) if text is None else (TextPart(text),)
 
 
@@ -220,19 +220,19 @@ def _event_of_server(message: Message) -> Event | None:
     return None
 
 
-class _Facts(msgspec.Struct):
+class _FaultFacts(msgspec.Struct):
     executed: Literal["no", "yes", "unknown"]
     reason: str = ""
 
 
-_FACTS = msgspec.json.Decoder(_Facts)
+_FAULT_FACTS = msgspec.json.Decoder(_FaultFacts)
 
 
 def fault_in(status: TaskStatus, server: ServerName, redact: Redact = str) -> ServerError | None:
     """The fault in the status of another hub's task, redacted; None if it has none."""
     message = status.message
     try:
-        facts = None if message is None or not message.metadata else _FACTS.decode(message.metadata)
+        facts = None if message is None or not message.metadata else _FAULT_FACTS.decode(message.metadata)
     except msgspec.MsgspecError:
         facts = None
     if message is None or facts is None:
@@ -249,17 +249,17 @@ def fault_in(status: TaskStatus, server: ServerName, redact: Redact = str) -> Se
 
 # -- artifacts and results ---------------------------------------------------------------------------------------------
 
-PIECE = "isthmus/piece"
+PIECE_KEY = "isthmus/piece"
 """The metadata with which another hub numbers the pieces of a part that it had to split."""
 
 ARTIFACTS_MAX = 1_000
 PARTS_MAX = 10_000
 """Limits per task. Text is appended to the text before it, so honest agents stay far below."""
 
-ABOUT = "isthmus/agent"
+TASK_KEY = "isthmus/agent"
 """The `_meta` member of a result with its task and context."""
 
-DESCRIBING = ("title", "description", "size", "annotations", "_meta")
+DESCRIPTION_MEMBERS = ("title", "description", "size", "annotations", "_meta")
 """Members of a content block that another hub puts into the metadata of the part."""
 
 
@@ -270,7 +270,7 @@ class _Position(msgspec.Struct):
 _POSITION = msgspec.json.Decoder(_Position)
 
 
-class _Growing:
+class _PartBuffer:
     """A part, and the texts that were appended to it."""
 
     __slots__ = ("part", "size", "texts")
@@ -281,13 +281,13 @@ class _Growing:
         self.size = _size_of(part)
         self.texts = [_text_of(part)]
 
-    def grow(self, part: Part) -> None:
+    def append(self, part: Part) -> None:
         """Append a part. Empty texts are skipped: they have no size, so their number would be unbounded."""
         self.size += _size_of(part)
         if text := _text_of(part):
             self.texts.append(text)
 
-    def whole(self) -> Part:
+    def joined(self) -> Part:
         """The part with all appended texts."""
         part = self.part
         if isinstance(part, TextPart):
@@ -326,7 +326,7 @@ class ArtifactBuffer:
     def __init__(self, limit_bytes: int, *, is_hub: bool) -> None:
         self._limit_bytes = limit_bytes
         self._is_hub = is_hub
-        self._artifacts: dict[str, list[_Growing]] = {}
+        self._artifacts: dict[str, list[_PartBuffer]] = {}
         self._size = self._count = 0
 
     def replace(self, artifacts: Iterable[Artifact]) -> str | None:
@@ -341,18 +341,18 @@ class ArtifactBuffer:
         return self._put(update.artifact, is_more=update.is_more)
 
     def _put(self, artifact: Artifact, *, is_more: bool) -> str | None:
-        grown = self._artifacts.setdefault(artifact.id, [])
+        buffers = self._artifacts.setdefault(artifact.id, [])
         if not is_more:
-            self._size -= sum(growing.size for growing in grown)
-            self._count -= len(grown)
-            grown.clear()
+            self._size -= sum(buffer.size for buffer in buffers)
+            self._count -= len(buffers)
+            buffers.clear()
         for position, part in enumerate(artifact.parts):
             self._size += _size_of(part)
-            if grown and is_more and self._continues(part, grown[-1].part, is_first=position == 0):
-                grown[-1].grow(part)
+            if buffers and is_more and self._continues(part, buffers[-1].part, is_first=position == 0):
+                buffers[-1].append(part)
             else:
                 self._count += 1
-                grown.append(_Growing(part))
+                buffers.append(_PartBuffer(part))
         if self._size > self._limit_bytes:
             return f"artifacts of over {self._limit_bytes} bytes"
         if len(self._artifacts) > ARTIFACTS_MAX or self._count > PARTS_MAX:
@@ -367,13 +367,13 @@ class ArtifactBuffer:
 
     def parts(self) -> tuple[Part, ...]:
         """All parts of all artifacts, in their order."""
-        return tuple(growing.whole() for grown in self._artifacts.values() for growing in grown)
+        return tuple(buffer.joined() for buffers in self._artifacts.values() for buffer in buffers)
 
 
 def _is_later_piece(part: Part) -> bool:
-    if PIECE.encode() not in bytes(part.metadata):
+    if PIECE_KEY.encode() not in bytes(part.metadata):
         return False
-    position = (object_members(part.metadata) or {}).get(PIECE)
+    position = (object_members(part.metadata) or {}).get(PIECE_KEY)
     try:
         return position is not None and _POSITION.decode(position).piece > 0
     except msgspec.MsgspecError:
@@ -397,7 +397,7 @@ class TaskRef(NamedTuple):
 
 def result_of(
     parts: Sequence[Part],
-    about: TaskRef,
+    task_ref: TaskRef,
     *,
     is_error: bool = False,
     structured: Payload = b"",
@@ -417,12 +417,12 @@ def result_of(
     if structured:
         members["structuredContent"] = structured
     if is_hub and len(parts) == 1 and isinstance(parts[0], DataPart):
-        whole = object_members(parts[0].data)
-        if whole is not None and bytes(whole.get("content", b"")) == b"[]":
-            members = {**whole}  # a hub passes a result without content through as it is
+        joined = object_members(parts[0].data)
+        if joined is not None and bytes(joined.get("content", b"")) == b"[]":
+            members = {**joined}  # a hub passes a result without content through as it is
     members["isError"] = b"true" if is_error else b"false"
-    if known := about.members():
-        members["_meta"] = render({**(object_members(members.get("_meta", b"{}")) or {}), ABOUT: render(known)})
+    if known := task_ref.members():
+        members["_meta"] = render({**(object_members(members.get("_meta", b"{}")) or {}), TASK_KEY: render(known)})
     return Result(Raw(render(members)), is_error)
 
 
@@ -434,43 +434,43 @@ def _structured(parts: Sequence[Part], *, is_hub: bool) -> Payload:
 
 
 def _block(part: Part, number: int, *, is_hub: bool) -> bytes:
-    said = (object_members(part.metadata) or {}) if is_hub and part.metadata else {}
+    described = (object_members(part.metadata) or {}) if is_hub and part.metadata else {}
     match part:
-        case TextPart(text=text) if "uri" in said:
-            return _embedded(said, b'"text":%b' % _encode(text))
+        case TextPart(text=text) if "uri" in described:
+            return _embedded(described, b'"text":%b' % _encode(text))
         case TextPart(text=text):
-            return _described(_text(text), said)
+            return _described(_text(text), described)
         case DataPart(data=data):
             # Also if it is the structured content: some clients read only text.
             return _text(compact(data).decode())
         case FilePart(content=None):
             link = {"uri": part.url or "", "name": part.name or part.url or f"file {number + 1}"}
             typed = {} if part.media_type is None else {"mimeType": part.media_type}
-            return _described(_encode({"type": "resource_link", **link, **typed}), said)
-        case FilePart() if "uri" in said:
+            return _described(_encode({"type": "resource_link", **link, **typed}), described)
+        case FilePart() if "uri" in described:
             named = {} if part.media_type is None else {"mimeType": Raw(_encode(part.media_type))}
-            return _embedded({**named, **said}, b'"blob":%b' % _encode(part.content))
+            return _embedded({**named, **described}, b'"blob":%b' % _encode(part.content))
         case FilePart():
             kind = (part.media_type or "").partition("/")[0].lower()
             if kind in ("image", "audio"):
-                return _described(_encode({"type": kind, "data": part.content, "mimeType": part.media_type}), said)
+                return _described(_encode({"type": kind, "data": part.content, "mimeType": part.media_type}), described)
             uri = f"a2a:file/{number + 1}/{quote(part.name or '', safe='')}"
             mime_type = part.media_type or "application/octet-stream"
             resource = {"uri": uri, "mimeType": mime_type, "blob": part.content}
-            return _described(_encode({"type": "resource", "resource": resource}), said)
+            return _described(_encode({"type": "resource", "resource": resource}), described)
 
 
-def _described(block: bytes, said: Mapping[str, Payload]) -> bytes:
+def _described(block: bytes, described: Mapping[str, Payload]) -> bytes:
     """A block with the members that another hub put into the metadata."""
-    members = {name: said[name] for name in DESCRIBING if name in said}
+    members = {name: described[name] for name in DESCRIPTION_MEMBERS if name in described}
     return b"%b,%b" % (block[:-1], render(members)[1:]) if members else block
 
 
-def _embedded(said: Mapping[str, Payload], content: bytes) -> bytes:
+def _embedded(described: Mapping[str, Payload], content: bytes) -> bytes:
     """An embedded resource, restored from the part that another hub made of it."""
-    resource = {name: said[name] for name in ("uri", "mimeType", "_meta") if name in said}
+    resource = {name: described[name] for name in ("uri", "mimeType", "_meta") if name in described}
     block = b'{"type":"resource","resource":%b,%b}}' % (render(resource)[:-1], content)
-    return _described(block, {name: value for name, value in said.items() if name == "annotations"})
+    return _described(block, {name: value for name, value in described.items() if name == "annotations"})
 
 
 def _text(text: str) -> bytes:

@@ -47,7 +47,7 @@ from isthmus.upstream.a2a.mcp_conversion import (
     result_of,
 )
 from isthmus.upstream.credential_redaction import Redact, redact_result
-from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, login_url
+from isthmus.upstream.http_shared import ADVICE, OK, TURNED_AWAY, UNAUTHORIZED, login_url
 from isthmus.upstream.response_waiters import ROUNDS_MAX, ask_caller, lost, turned_away
 from isthmus.wire.a2a.client import ClientBinding, ClientOperation, code_of
 from isthmus.wire.a2a.operations import A2aProblem, GetTask, SendMessage, SubscribeToTask
@@ -111,11 +111,8 @@ class DrainingConnections:
         stop()
 
 
-TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
-"""Statuses that prove that the agent did not process the request; the same as for MCP servers."""
-
-PASSING = (408, 425, 429)
-SERVER_TROUBLE = 500
+TEMPORARY = (408, 425, 429)
+SERVER_ERROR = 500
 """These statuses, and all from 500 on, are temporary: a request may be repeated."""
 
 EVENTS_MAX = 100_000
@@ -150,7 +147,7 @@ class RemoteTaskLink(Protocol):
         """Whether the link can no longer send requests."""
 
     def start_exchange(
-        self, asked: ClientOperation, owner: RemoteTask | CancelRequest, headers: Mapping[str, str] | None = None
+        self, operation: ClientOperation, owner: RemoteTask | CancelRequest, headers: Mapping[str, str] | None = None
     ) -> HttpExchange:
         """Send a request."""
 
@@ -178,8 +175,8 @@ class HttpExchange:
         "_owner",
         "_size",
         "_status",
-        "asked",
         "id",
+        "operation",
         "ticket",
     )
 
@@ -188,13 +185,13 @@ class HttpExchange:
         link: RemoteTaskLink,
         binding: ClientBinding,
         id: int,
-        asked: ClientOperation,
+        operation: ClientOperation,
         owner: RemoteTask | CancelRequest,
     ) -> None:
         self._link = link
         self._binding = binding
         self.id = id
-        self.asked = asked
+        self.operation = operation
         self._owner = owner
         self.ticket: Ticket | None = None
         self._is_done = False
@@ -290,11 +287,11 @@ class HttpExchange:
                 self._link.on_unauthorized()
             self._owner.failed(turned_away(self._link.server, detail, self._status, self._login))
             return
-        answer = self._binding.read(self.id, self.asked, self._status, body)
-        is_temporary = self._status in PASSING or self._status >= SERVER_TROUBLE
+        answer = self._binding.read(self.id, self.operation, self._status, body)
+        is_temporary = self._status in TEMPORARY or self._status >= SERVER_ERROR
         if not isinstance(answer, A2aProblem):
             self._owner.on_update(answer, is_whole=True)
-        elif is_temporary and not isinstance(self.asked, SendMessage):
+        elif is_temporary and not isinstance(self.operation, SendMessage):
             # The owner may repeat the request; a message is never repeated.
             self._owner.failed(Lost(self._link.server, f"it answered HTTP {self._status}", executed="unknown"))
         else:
@@ -357,8 +354,8 @@ class RemoteTask:
         context = self._context or None
         self._send(SendMessage(message, self._task or None, context, waits=False, is_stream=self._link.can_stream))
 
-    def _send(self, asked: ClientOperation) -> None:
-        self._exchange = self._link.start_exchange(asked, self, trace_headers(self._inflight.call.meta))
+    def _send(self, operation: ClientOperation) -> None:
+        self._exchange = self._link.start_exchange(operation, self, trace_headers(self._inflight.call.meta))
 
     @property
     def may_have_run(self) -> bool:
@@ -366,7 +363,7 @@ class RemoteTask:
         return self._has_left or self._is_known or (self._exchange is not None and self._exchange.may_have_left)
 
     @property
-    def _about(self) -> TaskRef:
+    def _task_ref(self) -> TaskRef:
         return TaskRef(self._task and self._link.public_task_id(self._inflight, self._task), self._context)
 
     # -- updates ---------------------------------------------------------------------------------------------------
@@ -452,7 +449,7 @@ class RemoteTask:
             self._finish(self._result(parts, is_error=True))
 
     def _result(self, parts: tuple[Part, ...], *, is_error: bool = False) -> Result:
-        result = result_of(parts, self._about, is_error=is_error, is_hub=self._link.is_hub)
+        result = result_of(parts, self._task_ref, is_error=is_error, is_hub=self._link.is_hub)
         if not is_error:
             return result
         return msgspec.structs.replace(result, payload=redact_result(result.payload, self._link.redact))
@@ -480,7 +477,7 @@ class RemoteTask:
                 self._stop_polling(Lost(self._link.server, why, executed="unknown"))
             return
         self._doubts = 0  # it works, so the answer has arrived
-        is_poll = self._exchange is not None and isinstance(self._exchange.asked, GetTask)
+        is_poll = self._exchange is not None and isinstance(self._exchange.operation, GetTask)
         if is_poll and self._link.can_stream and self._subscribes < SUBSCRIBES_MAX:
             self._subscribes += 1
             self._send(SubscribeToTask(self._task))
@@ -506,7 +503,7 @@ class RemoteTask:
             self._stop()
         elif self._final is not None:
             self._end(self._final, None)
-        elif exchange is None or isinstance(exchange.asked, SendMessage):
+        elif exchange is None or isinstance(exchange.operation, SendMessage):
             if self._is_known and isinstance(fault, Lost) and self._may_poll():
                 self._doubts = DOUBTS_MAX  # polling shows whether the message arrived
                 self._poll_later()
@@ -514,7 +511,7 @@ class RemoteTask:
             if self._is_known:
                 self._link.cancel_task(self._task)
             self._finish(fault)
-        elif isinstance(exchange.asked, SubscribeToTask) and not isinstance(fault, Lost):
+        elif isinstance(exchange.operation, SubscribeToTask) and not isinstance(fault, Lost):
             # The task may have just ended, or the agent cannot subscribe after all: only poll from now on.
             self._subscribes = SUBSCRIBES_MAX
             self._poll_later()
@@ -556,13 +553,13 @@ class RemoteTask:
         if self._exchange is not None:
             self._exchange.leave()
             self._exchange = None
-        said = () if status.message is None else status.message.parts
-        asking = question_in(said)
-        is_asked = asking.is_hubs_own and LOGIN in self._inflight.call.client_caps
-        if status.state == "auth_required" and not is_asked:
-            needed = TextPart(f"The agent needs a login before it goes on with task {self._about.task!r}.")
-            self._finish(result_of((needed, *said, *self._artifacts.parts()), self._about, is_error=True))
-        elif CAPABILITY_NEEDED[asking.question.method] in self._inflight.call.client_caps:
+        message_parts = () if status.message is None else status.message.parts
+        agent_question = question_in(message_parts)
+        can_open_login = agent_question.is_hubs_own and LOGIN in self._inflight.call.client_caps
+        if status.state == "auth_required" and not can_open_login:
+            needed = TextPart(f"The agent needs a login before it goes on with task {self._task_ref.task!r}.")
+            self._finish(result_of((needed, *message_parts, *self._artifacts.parts()), self._task_ref, is_error=True))
+        elif CAPABILITY_NEEDED[agent_question.question.method] in self._inflight.call.client_caps:
             self._question, self._doubts = status, 0
             # Ask the caller. Its answer is the next message of the task.
             self._inflight.rounds += 1
@@ -570,14 +567,16 @@ class RemoteTask:
                 self._link.cancel_task(self._task)
                 self._finish(Unanswered(self._link.server, f"it still asked after {ROUNDS_MAX} rounds"))
             else:
-                ask_caller(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
+                ask_caller(self._inflight, agent_question.question, lambda reply: self._answered(agent_question, reply))
         elif self._message.takes_text:
             advice = TextPart(
                 "The agent needs an answer before it goes on. Call this tool again with the answer as message, "
-                f"task_id {self._about.task!r} and context_id {self._context!r}."
+                f"task_id {self._task_ref.task!r} and context_id {self._context!r}."
             )
-            members = render({"state": b'"input-required"', **self._about.members()})
-            self._finish(result_of((*self._artifacts.parts(), *said, advice), self._about, structured=members))
+            members = render({"state": b'"input-required"', **self._task_ref.members()})
+            self._finish(
+                result_of((*self._artifacts.parts(), *message_parts, advice), self._task_ref, structured=members)
+            )
         else:
             self._link.cancel_task(self._task)
             self._finish(Unanswered(self._link.server, "its caller cannot be asked"))
@@ -595,10 +594,10 @@ class RemoteTask:
         is_same = status.message.parts == before.message.parts and status.at == before.at
         return is_same or status.message == before.message
 
-    def _answered(self, asking: AgentQuestion, reply: Reply) -> None:
+    def _answered(self, agent_question: AgentQuestion, reply: Reply) -> None:
         if self._inflight.outcome is not None:
             return
-        parts = answer_parts(asking, reply.result) if isinstance(reply, Answered) else None
+        parts = answer_parts(agent_question, reply.result) if isinstance(reply, Answered) else None
         if self._link.is_lost:
             self._finish(Lost(self._link.server, "the link was lost meanwhile", executed="unknown"))
         elif parts is not None:

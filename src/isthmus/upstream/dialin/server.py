@@ -81,7 +81,7 @@ class DialInReconnector(Reconnector):
     def replace_list(self, listing: Listing) -> None:
         """Replace the list by a shorter one."""
         self._listing = listing
-        self._publish_status(**self._offer())
+        self._publish_status(**self._listing_fields())
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class DialInReconnector(Reconnector):
         self._listing = renamed(listing, self.settings.name)
         self.server_queue.explain(reason)
         self._publish_status(
-            state=self.absent, reason=_in_words(reason), abilities=abilities, is_settled=True, **self._offer()
+            state=self.absent, reason=_in_words(reason), abilities=abilities, is_settled=True, **self._listing_fields()
         )
         self._show_once()
 
@@ -102,13 +102,13 @@ class DialInReconnector(Reconnector):
         before = self.link
         self._part_from(before)
         link.rename(self.settings.name)
-        link.on_lost = lambda reason: self._give_up(reason, None)
+        link.on_lost = lambda reason: self._publish_failure(reason, None)
         link.on_leaving = lambda: self._mark_away("its client is ending", is_failure=False)
-        link.on_changed = self._note_change
+        link.on_changed = self._relist_soon
         if link.dialect.era == "modern":
             link.on_gap = self._on_gap
         self._schedule.clear()
-        self._is_doubtful = False
+        self._ping_is_due = False
         # Another program may have connected.
         self.server_queue.refuse_tools(_tools_of(self._listing) - _tools_of(link.listing))
         self._listing = link.listing = renamed(link.listing, self.settings.name)
@@ -120,7 +120,7 @@ class DialInReconnector(Reconnector):
             before.end(NORMAL, REPLACED, "another connection took its place")
         early, link.early = link.early, frozenset()
         for topic in early:
-            self._note_change(topic)
+            self._relist_soon(topic)
 
     def _log_ready(self, link: BaseLink) -> None:
         log.info(
@@ -160,10 +160,10 @@ class DialInReconnector(Reconnector):
     def _plan_refresh(self) -> None:
         super()._plan_refresh()
         loop = asyncio.get_running_loop()
-        early = (self._due - loop.time()) * SPREAD * random.random()  # noqa: S311 - spread, not secrecy
+        early = (self._relist_at - loop.time()) * SPREAD * random.random()  # noqa: S311 - spread, not secrecy
         if self._refresh is not None:
             self._refresh.cancel()
-        self._refresh = loop.call_at(self._due - early, self.relist_soon)
+        self._refresh = loop.call_at(self._relist_at - early, self.relist_soon)
 
     def _refresh_seconds(self) -> float:
         return REFRESH_SECONDS
@@ -191,7 +191,7 @@ class DialInReconnector(Reconnector):
         loop = asyncio.get_running_loop()
         try:
             while not link.lost.done():
-                if self._is_doubtful:
+                if self._ping_is_due:
                     await self._ping(link)
                 elif due := self._schedule.take(loop.time()):
                     await self._relist(link, due)
@@ -207,7 +207,7 @@ class DialInReconnector(Reconnector):
 
     # -- disconnecting ---------------------------------------------------------------------------------------------
 
-    def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
+    def _publish_failure(self, reason: str, last_output: str | None, login: str | None = None) -> None:
         """The link was lost: calls and lists show the reason."""
         self._mark_away(self.settings.reason(reason), is_failure=True)
 

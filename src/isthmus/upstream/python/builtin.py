@@ -111,7 +111,7 @@ class LocalLink:
         # Two tenants may have a caller of the same name; no name contains a line break.
         caller = inflight.call.caller
         owner = caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
-        # Others are ignored, and may have megabytes.
+        # Unknown arguments are ignored; they may have megabytes.
         arguments = only_members(inflight.call.arguments, *tool.input_schema.get("properties", ()))
         answer = tool.run(owner, msgspec.json.decode(arguments))
         if isinstance(answer, dict):

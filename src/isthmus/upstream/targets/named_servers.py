@@ -40,7 +40,7 @@ OPENING_MAX = 1000
 KNOWN_MAX = 1000
 """Addresses with a remembered transport; the one used longest ago is forgotten first."""
 
-USUAL: tuple[tuple[Carrier, str], ...] = (("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/"), ("rpc", "/"))
+USUAL_PATHS: tuple[tuple[Carrier, str], ...] = (("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/"), ("rpc", "/"))
 """Transports and paths that are tried for an address without a path."""
 
 HEADERS_LENGTH_MAX = 16 * 1024
@@ -76,11 +76,11 @@ class NamedServer(msgspec.Struct, frozen=True):
         return self.owner.open(self, then)
 
 
-class _CallersServer:
+class _KeptServer:
     """One server in use, or kept for the next call."""
 
-    def __init__(self, aim: NamedServer, reconnector: Reconnector, now: float) -> None:
-        self.aim = aim
+    def __init__(self, target: NamedServer, reconnector: Reconnector, now: float) -> None:
+        self.target = target
         self.reconnector = reconnector
         self.used_at = now
         self.waiting = 0
@@ -108,27 +108,27 @@ class NamedServers:
     def __init__(
         self,
         hub: Hub,
-        annex: Hub,
+        target_hub: Hub,
         supervisor: Supervisor,
         background: BackgroundTasks,
         egress: Egress,
         settings: TargetSettings,
         configured: ConfiguredServers,
     ) -> None:
-        """`supervisor` has the servers of the `annex`, a hub for them alone; `configured` are those of the `hub`."""
-        self.annex = annex
+        """`supervisor` keeps the servers of `target_hub`, which has no others; `configured` are those of `hub`."""
+        self.target_hub = target_hub
         self.settings = settings
         self._hub = hub
         self._supervisor = supervisor
         self._background = background
         self._egress = egress
         self._configured = configured
-        self._guests: OrderedDict[TargetKey, _CallersServer] = OrderedDict()
+        self._servers: OrderedDict[TargetKey, _KeptServer] = OrderedDict()
         """The one used longest ago first."""
-        self._known: OrderedDict[TargetKey, Carrier] = OrderedDict()
-        self._ways: dict[asyncio.Task[None], OnOpened] = {}
+        self._known_carriers: OrderedDict[TargetKey, Carrier] = OrderedDict()
+        self._connecting: dict[asyncio.Task[None], OnOpened] = {}
         """Tasks that connect to a server for a call, and their callbacks."""
-        self._bound: Counter[tuple[str, str]] = Counter()
+        self._connecting_by_caller: Counter[tuple[str, str]] = Counter()
         """How many of them wait for a server that is not connected yet, by caller."""
         self._salt = secrets.token_bytes(16)
         self._numbers = itertools.count(1)
@@ -157,7 +157,7 @@ class NamedServers:
                     )
                     return refusal if named.headers else name
         if not (caller.can_name_targets or (caller.is_anyone and self.settings.open)):
-            return TargetRefused(_unless_allowed(caller))
+            return TargetRefused(_why_not_allowed(caller))
         ways: Ways = ()
         if not configured:  # the address of a configured server is no way around permissions
             ways = tuple(way for way in ways_to(address) if self.settings.allows(read_address(way[1])))
@@ -188,13 +188,13 @@ class NamedServers:
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def open(self, aim: NamedServer, then: OnOpened) -> Callable[[], None]:
+    def open(self, target: NamedServer, then: OnOpened) -> Callable[[], None]:
         """See `core.ports.UnopenedTarget`."""
-        guest = self._guests.get(self._key(aim))
-        is_ready = guest is not None and guest.reconnector.server_status.state == "ready"
-        owner = None if is_ready else (aim.caller.tenant, aim.caller.name)
+        server = self._servers.get(self._key(target))
+        is_ready = server is not None and server.reconnector.server_status.state == "ready"
+        owner = None if is_ready else (target.caller.tenant, target.caller.name)
         if owner is not None:
-            own, total = self._bound[owner], self._bound.total()
+            own, total = self._connecting_by_caller[owner], self._connecting_by_caller.total()
             if total >= OPENING_MAX or own >= max(1, OPENING_MAX // 2):
                 others = total if total >= OPENING_MAX else own
                 return self._loop.call_soon(then, TooManyTargets(others)).cancel
@@ -205,42 +205,42 @@ class NamedServers:
             then(Bug(incident))
 
         def ended(way: asyncio.Task[None]) -> None:
-            self._ways.pop(way, None)
+            self._connecting.pop(way, None)
             if owner is not None:
-                self._bound[owner] -= 1
-                if not self._bound[owner]:
-                    del self._bound[owner]
+                self._connecting_by_caller[owner] -= 1
+                if not self._connecting_by_caller[owner]:
+                    del self._connecting_by_caller[owner]
 
-        way = self._background.spawn(f"way to {aim.address.origin}", self._open(aim, then), on_crash=crashed)
-        self._ways[way] = then
+        way = self._background.spawn(f"way to {target.address.origin}", self._open(target, then), on_crash=crashed)
+        self._connecting[way] = then
         if owner is not None:
-            self._bound[owner] += 1
+            self._connecting_by_caller[owner] += 1
         way.add_done_callback(ended)
-        return lambda: self._turn_back(way)
+        return lambda: self._stop_connecting(way)
 
-    def _turn_back(self, way: asyncio.Task[None]) -> None:
-        self._ways.pop(way, None)
+    def _stop_connecting(self, way: asyncio.Task[None]) -> None:
+        self._connecting.pop(way, None)
         way.cancel()
 
-    async def _open(self, aim: NamedServer, then: OnOpened) -> None:
+    async def _open(self, target: NamedServer, then: OnOpened) -> None:
         try:
-            opened: OpenTarget | Fault = await self._reach(aim)
+            opened: OpenTarget | Fault = await self._reach(target)
         except Fault as fault:
             opened = fault
         then(opened)
 
     def running(self) -> int:
         """How many calls such servers have, including those that wait for a connection."""
-        return self.annex.running() + len(self._ways)
+        return self.target_hub.running() + len(self._connecting)
 
     def cancel_all(self, why: str) -> None:
         """Cancel every call, including those that wait for a connection."""
-        for way, then in list(self._ways.items()):
-            self._turn_back(way)
+        for way, then in list(self._connecting.items()):
+            self._stop_connecting(way)
             then(Cancelled(why, executed="no"))
-        self.annex.cancel_all(why)
+        self.target_hub.cancel_all(why)
 
-    async def _reach(self, aim: NamedServer) -> OpenTarget:
+    async def _reach(self, target: NamedServer) -> OpenTarget:
         """Connect to a server, or use its open link.
 
         Raises:
@@ -248,43 +248,43 @@ class NamedServers:
         """
         if self._hub.is_draining:
             raise Draining
-        key = self._key(aim)
-        guest = self._guests.get(key)
-        if guest is not None and guest.is_lost and not guest.is_busy:
+        key = self._key(target)
+        server = self._servers.get(key)
+        if server is not None and server.is_lost and not server.is_busy:
             self._forget(key)
-            guest = None
-        if guest is None:
-            if not aim.reach.is_trusted:
-                why = await self._egress.refusal(aim.address.origin, within=self._hub.limits.connect_seconds)
+            server = None
+        if server is None:
+            if not target.reach.is_trusted:
+                why = await self._egress.refusal(target.address.origin, within=self._hub.limits.connect_seconds)
                 if why is not None:
-                    said = f"{aim.address.origin.host} may not be dialled: {why}"
+                    said = f"{target.address.origin.host} may not be dialled: {why}"
                     raise TargetRefused(f"{said}; [targets] allow would have to list this host literally")
-            guest = self._guests.get(key) or self._admit(key, aim)
-        self._guests.move_to_end(key)
-        guest.waiting += 1
+            server = self._servers.get(key) or self._admit(key, target)
+        self._servers.move_to_end(key)
+        server.waiting += 1
         try:
-            await asyncio.wait({guest.reconnector.tried}, timeout=self._hub.limits.call_seconds)
+            await asyncio.wait({server.reconnector.tried}, timeout=self._hub.limits.call_seconds)
         finally:
-            guest.waiting -= 1
-            guest.used_at = self._loop.time()
-            if guest.timer is None and self._guests.get(key) is guest:
-                guest.timer = self._loop.call_later(self.settings.idle, self._close_if_idle, key, guest)
-        return self._opened(key, guest)
+            server.waiting -= 1
+            server.used_at = self._loop.time()
+            if server.timer is None and self._servers.get(key) is server:
+                server.timer = self._loop.call_later(self.settings.idle, self._close_if_idle, key, server)
+        return self._opened(key, server)
 
-    def _admit(self, key: TargetKey, aim: NamedServer) -> _CallersServer:
+    def _admit(self, key: TargetKey, target: NamedServer) -> _KeptServer:
         """Start a server, in place of the one used longest ago if there is no room.
 
         A caller has at most half of all servers, so that there is room for others. Raises `TooManyTargets` if all are
         in use.
         """
-        own = [other for other in self._guests if other[:2] == key[:2]]
+        own = [other for other in self._servers if other[:2] == key[:2]]
         self._make_room(own, max(1, self.settings.max // 2))
-        self._make_room(list(self._guests), self.settings.max)
-        limits, known, sent = self._hub.limits, self._known.get(key), frozenset(aim.reach.headers.values())
+        self._make_room(list(self._servers), self.settings.max)
+        limits, known, sent = self._hub.limits, self._known_carriers.get(key), frozenset(target.reach.headers.values())
         settings = ServerSettings(
             # No configured server can have such a name; callers see the host in it.
-            ServerName(f"{aim.address.origin.authority}#{next(self._numbers)}"),
-            replace(aim.reach, ways=tuple(sorted(aim.reach.ways, key=lambda way: way[0] != known))),
+            ServerName(f"{target.address.origin.authority}#{next(self._numbers)}"),
+            replace(target.reach, ways=tuple(sorted(target.reach.ways, key=lambda way: way[0] != known))),
             timeout=limits.call_seconds,
             max_calls=limits.max_calls,
             max_queued=limits.max_queued,
@@ -292,84 +292,88 @@ class NamedServers:
             secrets=sent | {word for value in sent for word in value.split()[1:]},
         )
         self._supervisor.add(settings, is_awaited=False)
-        guest = self._guests[key] = _CallersServer(aim, self._supervisor.reconnectors[settings.name], self._loop.time())
-        log.info("a caller named a server", server=settings.name, caller=aim.caller.name)
-        return guest
+        server = self._servers[key] = _KeptServer(
+            target, self._supervisor.reconnectors[settings.name], self._loop.time()
+        )
+        log.info("a caller named a server", server=settings.name, caller=target.caller.name)
+        return server
 
-    def _opened(self, key: TargetKey, guest: _CallersServer) -> OpenTarget:
-        reconnector, server_status = guest.reconnector, guest.reconnector.server_status
-        is_kept = self._guests.get(key) is guest
+    def _opened(self, key: TargetKey, server: _KeptServer) -> OpenTarget:
+        reconnector, server_status = server.reconnector, server.reconnector.server_status
+        is_kept = self._servers.get(key) is server
         if server_status.state != "ready" or not is_kept:
-            if is_kept and not guest.is_busy:
+            if is_kept and not server.is_busy:
                 self._forget(key)  # an address that a caller named once is not dialled again and again
             is_late = is_kept and not reconnector.tried.done()
             raise (
-                NotConnected(guest.name, "it did not answer in time")
+                NotConnected(server.name, "it did not answer in time")
                 if is_late
                 else reconnector.server_queue.not_connected()
             )
         carrier = server_status.carrier
-        self._known[key] = "sse" if carrier == "sse" else "rpc" if carrier == "rpc" else "http"
-        self._known.move_to_end(key)
-        if len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
+        self._known_carriers[key] = "sse" if carrier == "sse" else "rpc" if carrier == "rpc" else "http"
+        self._known_carriers.move_to_end(key)
+        if len(self._known_carriers) > KNOWN_MAX:
+            self._known_carriers.popitem(last=False)
         is_plain = carrier == "rpc"
-        return OpenTarget(self.annex, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result)
+        return OpenTarget(
+            self.target_hub, server.name, is_plain=is_plain, initialize_result=reconnector.initialize_result
+        )
 
-    def _key(self, aim: NamedServer) -> TargetKey:
-        whole = msgspec.json.encode([aim.reach.ways, sorted(aim.reach.headers.items())])
+    def _key(self, target: NamedServer) -> TargetKey:
+        whole = msgspec.json.encode([target.reach.ways, sorted(target.reach.headers.items())])
         digest = hashlib.blake2b(whole, key=self._salt, digest_size=16).digest()
-        return aim.caller.tenant, aim.caller.name, digest
+        return target.caller.tenant, target.caller.name, digest
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, keys: Sequence[TargetKey], most: int) -> None:
         if len(keys) < most:
             return
-        idle = next((key for key in keys if not self._guests[key].is_busy), None)
+        idle = next((key for key in keys if not self._servers[key].is_busy), None)
         if idle is None:
             raise TooManyTargets(len(keys))
         self._forget(idle)
 
-    def _close_if_idle(self, key: TargetKey, guest: _CallersServer) -> None:
+    def _close_if_idle(self, key: TargetKey, server: _KeptServer) -> None:
         """Close a server that was unused for `idle` seconds, or check again later."""
-        guest.timer = None
-        if guest.is_busy:
-            guest.used_at = self._loop.time()
-        left = guest.used_at + self.settings.idle - self._loop.time()
+        server.timer = None
+        if server.is_busy:
+            server.used_at = self._loop.time()
+        left = server.used_at + self.settings.idle - self._loop.time()
         if left > 0:
-            guest.timer = self._loop.call_later(left, self._close_if_idle, key, guest)
+            server.timer = self._loop.call_later(left, self._close_if_idle, key, server)
         else:
             self._forget(key)
 
     def _forget(self, key: TargetKey) -> None:
-        guest = self._guests.pop(key)
-        if guest.timer is not None:
-            guest.timer.cancel()
-        log.info("closed an unused server named by a caller", server=guest.name, caller=guest.aim.caller.name)
-        self._supervisor.remove(guest.name)
+        server = self._servers.pop(key)
+        if server.timer is not None:
+            server.timer.cancel()
+        log.info("closed an unused server named by a caller", server=server.name, caller=server.target.caller.name)
+        self._supervisor.remove(server.name)
 
     def change(self, settings: TargetSettings, callers: Container[Caller]) -> None:
         """Apply new settings, and close servers that they no longer allow; running calls may finish."""
         self.settings = settings
-        for key, guest in list(self._guests.items()):
-            aim = guest.aim
-            found = self.find(aim.caller, TargetSpec(aim.address.url, None, aim.reach.headers))
-            if aim.caller not in callers or not isinstance(found, NamedServer) or found.reach != aim.reach:
+        for key, server in list(self._servers.items()):
+            target = server.target
+            found = self.find(target.caller, TargetSpec(target.address.url, None, target.reach.headers))
+            if target.caller not in callers or not isinstance(found, NamedServer) or found.reach != target.reach:
                 self._forget(key)
 
     async def aclose(self) -> None:
         """Close all servers in good order."""
-        for guest in self._guests.values():
-            if guest.timer is not None:
-                guest.timer.cancel()
+        for server in self._servers.values():
+            if server.timer is not None:
+                server.timer.cancel()
         await self._supervisor.aclose()
 
 
 def ways_to(address: TargetAddress) -> Ways:
     """The transports and URLs to try for an address, in order."""
     if not address.path:
-        return tuple((carrier, f"{address.origin}{path}{address.query}") for carrier, path in USUAL)
+        return tuple((carrier, f"{address.origin}{path}{address.query}") for carrier, path in USUAL_PATHS)
     url, path = address.url, address.path.rstrip("/")
     if path.endswith("/sse"):
         return ("sse", url), ("http", url), ("rpc", url)
@@ -388,7 +392,7 @@ def _configured_address(url: str | None) -> TargetAddress | None:
         return None
 
 
-def _unless_allowed(caller: Caller) -> str:
+def _why_not_allowed(caller: Caller) -> str:
     """Why a caller may not name addresses, and which setting would allow it."""
     if caller.is_anyone:
         return (

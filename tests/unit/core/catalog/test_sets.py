@@ -11,7 +11,7 @@ import pytest
 from isthmus.core.catalog.access_reasons import explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.sets import SetSettings, SetTool, UnusableInSet, change_tool, set_names, shortened
-from isthmus.core.catalog.snapshot import MANY, ServerStatus, Snapshot
+from isthmus.core.catalog.snapshot import SERVERS_FOR_SINGLE_VIEW, ServerStatus, Snapshot
 from isthmus.core.catalog.tool_rules import CallChanges, ToolRules, fill_defaults
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Kind, Style, Surface
@@ -289,7 +289,9 @@ def test_a_caller_of_one_set_sees_nothing_in_another() -> None:
 
 
 def test_with_many_servers_a_call_still_goes_through_the_set() -> None:
-    statuses = [ready(tool("read", ServerName(f"s{n}")), server=ServerName(f"s{n}")) for n in range(MANY + 1)]
+    statuses = [
+        ready(tool("read", ServerName(f"s{n}")), server=ServerName(f"s{n}")) for n in range(SERVERS_FOR_SINGLE_VIEW + 1)
+    ]
     taken = snapshot(SetSettings(tools=("s1.read",)), *statuses)
     for grants, surface in ((ALL, DEV), (BOUND, EVERYTHING)):
         assert taken.find_tool(grants, surface, NO_CAPABILITIES, "s1.read") is None

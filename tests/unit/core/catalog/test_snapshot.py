@@ -419,7 +419,7 @@ ELICITING_SERVER: ClientCapabilities = frozenset({"sampling"})
 def test_a_call_finds_exactly_the_listed_tools_even_before_listing(
     monkeypatch: pytest.MonkeyPatch, surface: Surface, client_caps: ClientCapabilities, many: int, *, is_compiled: bool
 ) -> None:
-    monkeypatch.setattr(snapshots, "MANY", many)
+    monkeypatch.setattr(snapshots, "SERVERS_FOR_SINGLE_VIEW", many)
     files = msgspec.structs.replace(
         ready(tool("read"), tool("secret"), rules=ToolRules(hidden=("secret",))),
         variants={ELICITING_SERVER: FeatureLists((tool("read"), tool("extra")))},
@@ -437,7 +437,7 @@ def test_a_call_finds_exactly_the_listed_tools_even_before_listing(
 
 
 def test_a_call_among_many_servers_does_not_have_all_of_them_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MANY", 1)
+    monkeypatch.setattr(snapshots, "SERVERS_FOR_SINGLE_VIEW", 1)
     taken = snapshot(*TWO)
     assert taken.find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "web.search") is not None
     for number in range(2 * snapshots.VIEWS_MAX):

@@ -14,7 +14,7 @@ from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, DataPart, Part, TaskStatus, TextPart
 from isthmus.upstream.a2a.card_to_tools import SkillTool
 from isthmus.upstream.a2a.mcp_conversion import (
-    NO_WORDS,
+    DEFAULT_QUESTION,
     WORDS_LENGTH_MAX,
     AgentQuestion,
     ProgressReports,
@@ -120,27 +120,27 @@ def json_part(text: bytes) -> DataPart:
     return DataPart(Raw(text), "application/json")
 
 
-def schema_of(asking: AgentQuestion) -> bytes:
-    params = bytes(asking.question.params)
+def schema_of(agent_question: AgentQuestion) -> bytes:
+    params = bytes(agent_question.question.params)
     return params.partition(b'"requestedSchema":')[2].removesuffix(b"}")
 
 
 def test_words_are_asked_for_in_one_field() -> None:
-    asking = question_in((TextPart("Which"), TextPart("one?"), data(b"[1]"), data(b"7")))
-    assert asking.takes_text
-    params = json.loads(bytes(asking.question.params))
+    agent_question = question_in((TextPart("Which"), TextPart("one?"), data(b"[1]"), data(b"7")))
+    assert agent_question.takes_text
+    params = json.loads(bytes(agent_question.question.params))
     assert params["message"] == "Which\none?"
     assert params["requestedSchema"]["required"] == ["message"]
-    assert json.loads(bytes(question_in(()).question.params))["message"] == NO_WORDS
+    assert json.loads(bytes(question_in(()).question.params))["message"] == DEFAULT_QUESTION
 
 
 @pytest.mark.parametrize(
     "part", [FORM, b'{"schema":%b}' % FORM, b'{"inputSchema":%b}' % FORM, b'{"x":1,"requestedSchema":%b}' % FORM]
 )
 def test_a_schema_is_asked_for_exactly(part: bytes) -> None:
-    asking = question_in((data(part),))
-    assert not asking.takes_text
-    assert schema_of(asking) == FORM
+    agent_question = question_in((data(part),))
+    assert not agent_question.takes_text
+    assert schema_of(agent_question) == FORM
 
 
 @pytest.mark.parametrize("part", [NESTED, b'{"schema":%b}' % NESTED, b'{"type":"object"}', b'{"schema":"x"}', b"{}"])
@@ -150,9 +150,9 @@ def test_a_question_without_a_usable_form_takes_text(part: bytes) -> None:
 
 @pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage", "roots/list"])
 def test_another_hubs_question_is_passed_on(method: str) -> None:
-    asking = question_in((TextPart("Who?"), data(b'{"method":"%b","params":{"a":1.0}}' % method.encode())))
-    assert asking.is_hubs_own
-    assert (asking.question.method, bytes(asking.question.params)) == (method, b'{"a":1.0}')
+    agent_question = question_in((TextPart("Who?"), data(b'{"method":"%b","params":{"a":1.0}}' % method.encode())))
+    assert agent_question.is_hubs_own
+    assert (agent_question.question.method, bytes(agent_question.question.params)) == (method, b'{"a":1.0}')
 
 
 @pytest.mark.parametrize("part", [b'{"method":"tools/call","params":{}}', b'{"method":"roots/list","params":7}'])
@@ -161,7 +161,7 @@ def test_data_that_is_no_question_is_not_forwarded(part: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asking", "result", "parts"),
+    ("agent_question", "result", "parts"),
     [
         (question_in(()), b'{"action":"accept","content":{"message":"red"}}', (TextPart("red"),)),
         (question_in(()), b'{"action":"accept","content":{"message":7}}', (json_part(b'{"message":7}'),)),
@@ -172,13 +172,15 @@ def test_data_that_is_no_question_is_not_forwarded(part: bytes) -> None:
         (question_in(()), b"7", None),
     ],
 )  # fmt: skip
-def test_an_answer_has_the_requested_form(asking: AgentQuestion, result: bytes, parts: tuple[Part, ...] | None) -> None:
-    assert answer_parts(asking, Raw(result)) == parts
+def test_an_answer_has_the_requested_form(
+    agent_question: AgentQuestion, result: bytes, parts: tuple[Part, ...] | None
+) -> None:
+    assert answer_parts(agent_question, Raw(result)) == parts
 
 
 def test_the_answer_to_another_hub_is_passed_on() -> None:
-    asking = question_in((data(b'{"method":"sampling/createMessage","params":{}}'),))
-    assert answer_parts(asking, Raw(b'{"role":"assistant"}')) == (
+    agent_question = question_in((data(b'{"method":"sampling/createMessage","params":{}}'),))
+    assert answer_parts(agent_question, Raw(b'{"role":"assistant"}')) == (
         DataPart(Raw(b'{"role":"assistant"}'), "application/json"),
     )
 
@@ -187,8 +189,8 @@ class Telling:
     """Reports of a call, and what its caller heard."""
 
     def __init__(self, *, wants_progress: bool = True) -> None:
-        asked = replace(call(), wants_progress=wants_progress)
-        inflight, self.listener = Stage().start(asked)
+        operation = replace(call(), wants_progress=wants_progress)
+        inflight, self.listener = Stage().start(operation)
         self.reports = ProgressReports(inflight)
 
     def add(self, *parts: Part, id: str = "m") -> None:

@@ -17,7 +17,7 @@ from msgspec import Raw
 from isthmus.frontends.a2a.task_stream import PIECE as CUT
 from isthmus.frontends.a2a.task_view import parts_of
 from isthmus.model.tasks import Artifact, DataPart, FilePart, Part, TextPart
-from isthmus.upstream.a2a.mcp_conversion import ARTIFACTS_MAX, PARTS_MAX, PIECE, ArtifactBuffer, TaskRef, result_of
+from isthmus.upstream.a2a.mcp_conversion import ARTIFACTS_MAX, PARTS_MAX, PIECE_KEY, ArtifactBuffer, TaskRef, result_of
 from tests.unit.upstream.a2a.scripted import made
 from tests.unit.wire.a2a.samples import steady
 
@@ -42,7 +42,7 @@ def shown(*parts: Part, **more: Any) -> dict[str, Any]:
 
 
 def test_a_hub_s_pieces_are_known_by_the_mark_that_hubs_put_on_them() -> None:
-    assert PIECE == CUT
+    assert PIECE_KEY == CUT
 
 
 def test_text_that_arrives_word_by_word_is_one_text() -> None:

@@ -74,7 +74,7 @@ async def test_a_server_that_gives_no_list_when_it_should_is_asked_whether_it_is
         server = await at.agent_server(Dialler())
         (agent_server,) = at.book.roster("kitchen").servers()
         server.is_mute = True
-        agent_server.reconnector._note_doubt()
+        agent_server.reconnector._ping_soon()
         await until(lambda: at.servers() == {"kitchen_clock": "away"})
         ((code, reason),) = server.closed
         assert code == 1011

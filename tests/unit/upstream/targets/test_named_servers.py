@@ -238,7 +238,7 @@ async def test_the_link_is_used_again_by_the_same_caller_with_the_same_headers_o
         await scene.open(B, headers={"Authorization": "x"}),
     ]
     assert len({first.server, *(other.server for other in others)}) == 6
-    assert all(part != "x" for key in scene.targets._guests for part in key)
+    assert all(part != "x" for key in scene.targets._servers for part in key)
 
 
 async def test_a_name_that_leads_into_a_private_network_is_refused(scene: Scene) -> None:
