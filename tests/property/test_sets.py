@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import canonical, llm_form
-from isthmus.core.catalog.sets import SetSettings, SetTool, UnusableInSet, change_tool
+from isthmus.core.catalog.sets import SetChange, SetSettings, UnusableInSet, change_feature
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.tool_rules import CallChanges, fill_defaults
 from isthmus.core.catalog.view import View
@@ -40,7 +40,7 @@ GIVEN = st.from_regex(r"[ab._-]{1,3}", fullmatch=True)
 @st.composite
 def hubs(draw: st.DrawFn) -> tuple[Snapshot, SetSettings, list[tuple[ServerName, FeatureName]]]:
     pairs = [(ServerName(server), FeatureName(own)) for server, own in draw(PAIRS)]
-    changes = {canonical(pair): SetTool(name=draw(GIVEN)) for pair in pairs if draw(st.booleans())}
+    changes = {canonical(pair): SetChange(name=draw(GIVEN)) for pair in pairs if draw(st.booleans())}
     chosen = SetSettings(tools=draw(st.one_of(st.just(("*",)), LISTS)), exclude=draw(LISTS), tool=changes)
     statuses = {
         server: ready(*(tool(own, whose) for whose, own in pairs if whose == server), server=server)
@@ -98,7 +98,7 @@ def test_a_fixed_value_always_wins_and_removed_arguments_are_never_sent(
     schema = {"type": "object", "properties": properties, "required": required, "$defs": {"S": {"type": "string"}}}
     hidden = tuple(name for name in properties if name not in fixed)[:1]
     try:
-        variant = change_tool(tool(inputSchema=schema), SetTool(fixed=fixed, hide=hidden))
+        variant = change_feature(tool(inputSchema=schema), SetChange(fixed=fixed, hide=hidden))
     except UnusableInSet:
         return
     text = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in sent)

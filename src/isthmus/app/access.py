@@ -28,7 +28,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.access.policy import BY_CUSTOM_POLICY, Why
 from isthmus.core.access.tenants import Tenants
 from isthmus.core.catalog.access_reasons import AccessExplainer, AccessReason, ListedEntry, listed_entries
-from isthmus.core.catalog.snapshot import LISTS, ListName, ServerStatus, Snapshot
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import (
     AccessBy,
@@ -49,6 +49,7 @@ from isthmus.core.ports import (
 )
 from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narrowed_on
 from isthmus.model.calls import EVERYTHING
+from isthmus.model.features import LISTS, ListName
 from isthmus.model.names import FeatureName, ServerName, name_filter
 
 AccessSubject: TypeAlias = tuple[str, str, FrontendName | None]
