@@ -126,9 +126,16 @@ async def test_a_client_has_prompts_and_resources_as_its_set_says_and_is_notifie
         assert isinstance(content, TextResourceContents)
         assert content.text == "memo://one"
 
+        async def next_change() -> str:
+            return await changed.get()
+
         if mode != "legacy":
-            every = {"tools_list_changed": True, "prompts_list_changed": True, "resources_list_changed": True}
-            events = await stack.enter_async_context(client.listen(**every))
+            listens = client.listen(tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True)
+            events = await stack.enter_async_context(listens)
+
+            async def next_change() -> str:
+                return type(await anext(aiter(events))).__name__
+
         # The first edit also sets a limit that changes no byte of what is listed.
         same = {**PAPERS["resource"], "one.memo://one": {"name": "first", "title": "First"}}
         again = {**PAPERS, "prompt": {"one.review": {**REVIEW, "description": "Again."}}, "description_max": 300}
@@ -140,8 +147,7 @@ async def test_a_client_has_prompts_and_resources_as_its_set_says_and_is_notifie
             ("Prompt", PAPERS | {"resource": same}),
         ):
             write_config(tmp_path, SERVERS, sets={"papers": edited}, limits=PATIENT)
-            heard = await changed.get() if mode == "legacy" else type(await anext(aiter(events))).__name__
-            assert heard.startswith(kind), heard
+            assert (await next_change()).startswith(kind)
 
 
 async def test_the_earlier_sdk_has_prompts_and_resources_of_a_set(tmp_path: Path) -> None:
