@@ -21,6 +21,7 @@ from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, canonical, llm_form
 from isthmus.core.catalog.tool_rules import Defaults, compile_defaults
 from isthmus.model.callers import Exposure
 from isthmus.model.calls import Style
+from isthmus.model.descriptions import shortened
 from isthmus.model.features import Feature, ListName, Prompt, Resource, Template, Tool
 
 DESCRIPTION_LENGTH_MIN = 20
@@ -176,22 +177,6 @@ def colliding_names(changes: Mapping[str, SetChange]) -> dict[str, list[str]]:
         if change.name is not None:
             named.setdefault(change.name, []).append(full)
     return {name: several for name, several in named.items() if len(several) > 1}
-
-
-# -- descriptions ------------------------------------------------------------------------------------------------------
-
-_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
-
-
-def shortened(text: str, length: int) -> str:
-    """The first sentences of a text that fit; if not even one does, its first words and an ellipsis."""
-    if len(text) <= length:
-        return text
-    ends = [found.end() for found in _SENTENCE_END.finditer(text, 0, length + 1) if found.end() <= length]
-    if ends and (sentences := text[: ends[-1]].rstrip()):
-        return sentences
-    words = text[: length - 1]
-    return f"{(words.rpartition(' ')[0] or words).rstrip()}…"
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

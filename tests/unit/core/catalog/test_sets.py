@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.core.catalog.access_reasons import explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.sets import SetChange, SetSettings, UnusableInSet, change_feature, set_names, shortened
+from isthmus.core.catalog.sets import SetChange, SetSettings, UnusableInSet, change_feature, set_names
 from isthmus.core.catalog.snapshot import MANY, ServerStatus, Snapshot
 from isthmus.core.catalog.tool_rules import CallChanges, ToolRules, fill_defaults
 from isthmus.model.callers import Caller, Grants
@@ -81,25 +81,6 @@ def test_names_are_legal_for_language_models_if_the_hub_is_for_them() -> None:
     found = names(("a", "x"), ("b", "read.file"), ("c", "y"), ("d", "y"), ("e", "z" * 70), style="llm")
     assert found[:4] == ["x", "mcp_b_read_file", "mcp_c_y", "mcp_d_y"]
     assert len(found[4]) <= 64
-
-
-# -- descriptions --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "length", "short"),
-    [
-        ("Short.", 20, "Short."),
-        ("One sentence. Another one. And a third.", 30, "One sentence. Another one."),
-        ("Version 1.2.3 of something long. More.", 34, "Version 1.2.3 of something long."),
-        ("A heading\nand then a long explanation of it", 20, "A heading"),
-        ("No sentence ends here at all, not even late.", 20, "No sentence ends…"),
-        ("x" * 30, 20, "x" * 19 + "…"),
-    ],
-)
-def test_a_description_is_cut_at_the_end_of_a_sentence(text: str, length: int, short: str) -> None:
-    assert shortened(text, length) == short
-    assert len(short) <= length
 
 
 # -- arguments -----------------------------------------------------------------------------------------------------
