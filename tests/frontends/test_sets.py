@@ -285,6 +285,7 @@ async def test_a_set_lists_its_prompts_and_resources_as_it_says(hub: HubProcess)
     assert templates == [{"uriTemplate": "note://{id}", "name": "a note", "description": "One note by its number."}]
 
 
+COMPLETE = b"completion/complete"
 FIXED_PROMPTS = [
     b'{"change":"7","repo":"evil/x"}',
     b'{"change":"7","repo":"acme/x"}',
@@ -309,6 +310,14 @@ async def test_no_spelling_overrides_a_fixed_argument_of_a_prompt(hub: HubProces
         async with at(hub, path) as raw:
             answered = await raw.post(body)
             assert (answered.status_code, answered.json()["executed"]) == (400, "no"), answered.text
+    for method, params in (
+        (b"prompts/get", b'{"name":"look_over","arguments":%b}' % arguments),
+        (COMPLETE, completion),
+    ):
+        data = b'{"mcp_target_url":"one","mcp_method":"%b","mcp_params":%b}' % (method, params)
+        async with at(hub, "/a2a/sets/papers") as raw:
+            answer = (await raw.post(send_message(data), {"a2a-version": "1.0"})).json()
+            assert "error" in answer or answer["result"]["task"]["status"]["state"] == "TASK_STATE_FAILED", answer
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ _SET_FIXES = (
     ("must be server.prompt in quotation marks", 'write [sets.NAME.prompt."server.prompt"]'),
     ("must be server.resource in quotation marks", 'write [sets.NAME.resource."server.URI"]'),
     ("must be *, server.*", 'write a pattern such as "server.*", "server.tool" or "hint:read-only"'),
-    ("must be a list", 'write a list, such as ["server.*"] for tools'),
+    ("must be a list", 'write a list, such as ["server.*"]; changes are in the tables tool, prompt and resource'),
     ("must have only variables that are set", "set the variable where the hub starts, or in the .env beside the file"),
     ("must have only", "correct the spelling of the key, or remove it"),
     ("must not name an argument that is in fixed", "remove the argument from hide"),
