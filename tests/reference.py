@@ -28,7 +28,7 @@ from isthmus import library
 from isthmus.cli.main import SECTIONS, cli
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.finding_codes import CODES
-from isthmus.config.named_tables import APPROVAL_KEYS, BUDGET_KEYS, FLEET_KEYS, SET_KEYS, SET_TOOL_KEYS
+from isthmus.config.named_tables import APPROVAL_KEYS, BUDGET_KEYS, FLEET_KEYS, SET_CHANGE_KEYS, SET_KEYS
 from isthmus.config.tables import HUB_TABLES
 from isthmus.frontends.rest import openapi
 from isthmus.frontends.rest.problem_details import REFUSALS
@@ -103,8 +103,8 @@ def _table(name: str) -> str:
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in APPROVAL_KEYS.items()))
     if name == "budgets":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in BUDGET_KEYS.items()))
-    if name == "set-tools":
-        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_TOOL_KEYS.items()))
+    if name == "set-changes":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_CHANGE_KEYS.items()))
     if name == "findings":
         found = ((code.number, f"`{code.name}`", code.meaning, _sentence(code.fix)) for code in CODES)
         return _rows(("Code", "Name", "Meaning", "What to do"), found)

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 from mcp import MCPError
+from mcp_types import PromptReference
 
 from tests import hubs
 from tests.cassettes.test_replay import odd_server
 from tests.cassettes.wire import teed_client
 from tests.fork_server import quick_isthmus
+from tests.frontends.set_server import command
 from tests.hubs import CHECKOUT, PATIENT, Raw, environment, isthmus, started, write_config
 from tests.peers.client_sdk2 import client_over_http, client_over_stdio
 from tests.peers.launch import mcp1_python
@@ -457,3 +459,26 @@ async def test_fixed_arguments_of_a_set_are_not_in_the_cassette_and_others_must_
     replay = ("replay", "calls.jsonl", "--", *quick_isthmus("call", "create_issue", "title=y"))
     code, _, said = await run(fixed_by_a_set, *replay)
     assert (code, 'arguments.title is "x" there and "y" here' in said, "repo" in said) == (1, True, False)
+
+
+async def test_prompts_with_fixed_arguments_of_a_set_are_replayed_without_their_values(tmp_path: Path) -> None:
+    change = {"name": "look_over", "fixed": {"repo": "a/private"}}
+    sets = {"papers": {"prompts": ["one.review"], "prompt": {"one.review": change}}}
+    config = write_config(tmp_path, {"one": hubs.stdio(command())}, sets=sets, limits=PATIENT)
+    ref = PromptReference(type="ref/prompt", name="look_over")
+
+    async def conversation(hub: hubs.HubProcess) -> list[Any]:
+        async with client_over_http(hub.url_of("papers")) as client:
+            got = await client.get_prompt("look_over", {"change": "7"})
+            plain = await client.complete(ref, {"name": "change", "value": "7"})
+            return [got, plain, await client.complete(ref, {"name": "change", "value": "7"}, {"tone": "kind"})]
+
+    words = ("calls.jsonl", "--config", str(config))
+    async with started(tmp_path, *words, command="record") as hub:
+        recorded = await conversation(hub)
+    lines = (tmp_path / "calls.jsonl").read_text().split("\n")
+    calls = [json.loads(line) for line in lines if '"call":' in line]
+    assert [call["fixed"] for call in calls] == [["repo"]] * 3
+    assert "private" not in json.dumps(calls)
+    async with started(tmp_path, *words, command="replay") as hub:
+        assert await conversation(hub) == recorded

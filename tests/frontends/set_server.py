@@ -1,4 +1,4 @@
-"""An MCP server over its standard streams with tools to put into sets; each answers with the text of its arguments.
+"""An MCP server over its standard streams with things to put into sets; each answers with what it was sent.
 
 `python set_server.py` speaks the modern era. What it answers is the very text that it was sent, so that a test sees
 which arguments left the hub.
@@ -42,13 +42,30 @@ TOOLS: list[dict[str, Any]] = [
     },
     {"name": "combined", "description": "Has a schema in two parts.", "inputSchema": COMBINED},
 ]
-PROMPTS = [{"name": "brief", "arguments": [{"name": "subject"}]}]
-RESOURCES = [{"uri": "memo://one", "name": "one"}, {"uri": "memo://two", "name": "two"}]
+PROMPTS: list[dict[str, Any]] = [
+    {"name": "brief", "arguments": [{"name": "subject"}]},
+    {
+        "name": "review",
+        "title": "Review a change",
+        "description": "Review a change. It reads the whole of it, and all that it refers to, which takes a while.",
+        "arguments": [
+            {"name": "change", "description": "Its number.", "required": True},
+            {"name": "repo", "required": True},
+            {"name": "tone"},
+        ],
+    },
+    {"name": "doubled", "arguments": [{"name": "repo"}, {"name": "Repo"}]},
+]
+RESOURCES = [
+    {"uri": "memo://one", "name": "one"},
+    {"uri": "memo://two", "name": "two", "description": "The second memo. It is longer than the first one by far."},
+]
+TEMPLATES = [{"uriTemplate": "note://{id}", "name": "note"}]
 LISTS: dict[str, dict[str, Any]] = {
     "tools/list": {"tools": TOOLS},
     "prompts/list": {"prompts": PROMPTS},
     "resources/list": {"resources": RESOURCES},
-    "resources/templates/list": {"resourceTemplates": []},
+    "resources/templates/list": {"resourceTemplates": TEMPLATES},
 }
 ABILITIES = b'{"tools":{},"prompts":{},"resources":{},"completions":{}}'
 
@@ -57,6 +74,9 @@ class _Params(msgspec.Struct):
     name: str = ""
     uri: str = ""
     arguments: Raw = Raw(b"{}")
+    ref: Raw = Raw(b"null")
+    argument: Raw = Raw(b"null")
+    context: Raw = Raw(b"null")
 
 
 class _Request(msgspec.Struct):
@@ -88,12 +108,14 @@ def respond(request: _Request) -> bytes:
         case listed if listed in LISTS:
             return msgspec.json.encode({"resultType": "complete", **LISTS[listed]})
         case "prompts/get":
-            return b'{"resultType":"complete","messages":[]}'
+            content = {"type": "text", "text": f"{params.name} {arguments.decode()}"}
+            return msgspec.json.encode({"resultType": "complete", "messages": [{"role": "user", "content": content}]})
         case "resources/read":
             contents = [{"uri": params.uri, "text": params.uri}]
             return msgspec.json.encode({"resultType": "complete", "contents": contents})
         case "completion/complete":
-            return b'{"resultType":"complete","completion":{"values":["x"]}}'
+            values = [bytes(each).decode() for each in (params.ref, params.argument, params.context)]
+            return msgspec.json.encode({"resultType": "complete", "completion": {"values": values}})
         case _:
             text = msgspec.json.encode(f"{params.name} {arguments.decode()}")
             form = b'{"resultType":"complete","content":[{"type":"text","text":%b}],"structuredContent":%b}'

@@ -33,7 +33,7 @@ SETS: dict[str, Any] = {
     "dev": {
         "tools": ["one.*", "two.search"],
         "exclude": ["one.search"],
-        "prompts": ["one.*"],
+        "prompts": ["one.brief"],
         "resources": ["one.memo://one"],
         "description": "For people who write programs.",
         "description_max": 40,
@@ -41,16 +41,37 @@ SETS: dict[str, Any] = {
             "one.create_issue": {"name": "new_issue", "fixed": {"repo": "acme/x"}, "hide": ["verbose"]},
             "one.combined": {"fixed": {"repo": "acme/x"}},
         },
+        "prompt": {"one.brief": {"title": "Brief"}},
     },
     "finding": {"tools": ["one.search", "two.search", "two.create_issue"]},
     "reading": {"tools": ["hint:read-only", "tag:chosen"], "exclude": ["builtin"]},
+    "papers": {
+        "prompts": ["one.*", "two.brief"],
+        "resources": ["one.*"],
+        "description_max": 30,
+        "prompt": {
+            "one.review": {
+                "name": "look_over",
+                "title": "Look it over",
+                "fixed": {"repo": "acme/x"},
+                "hide": ["tone"],
+            },
+            "one.doubled": {"fixed": {"repo": "acme/x"}},
+            "two.brief": {"name": "summary", "description": "Sum it up."},
+        },
+        "resource": {
+            "one.memo://one": {"name": "first", "title": "The first memo", "description": "What was said."},
+            "one.note://{id}": {"name": "a note", "description": "One note by its number."},
+        },
+    },
 }
-KEYS = {name: f"key-of-{name}-0123456789" for name in ("free", "bound", "strict", "stranded", "narrow")}
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("free", "bound", "strict", "stranded", "narrow", "reader")}
 CALLERS: dict[str, Any] = {
     "free": {"key": KEYS["free"], "allow": ["*"], "operator": True},
     "bound": {"key": KEYS["bound"], "allow": ["*"], "set": "dev"},
     "strict": {"key": KEYS["strict"], "allow": ["*"], "deny": ["two.*"], "set": "dev"},
     "stranded": {"key": KEYS["stranded"], "allow": ["*"], "set": "gone"},
+    "reader": {"key": KEYS["reader"], "allow": ["*"], "set": "papers"},
     "narrow": {"key": KEYS["narrow"], "allow": ["two.*"], "deny": ["two.serach"]},
 }
 SERVERS: dict[str, Any] = {
@@ -163,9 +184,10 @@ async def test_prompts_and_resources_are_in_a_set_only_if_it_picks_them(hub: Hub
         assert [each["name"] for each in (await raw.ask("prompts/list"))["result"]["prompts"]] == ["brief"]
         assert [each["uri"] for each in (await raw.ask("resources/list"))["result"]["resources"]] == ["memo://one"]
         named = {"ref": {"type": "ref/prompt", "name": "brief"}, "argument": {"name": "subject", "value": ""}}
-        assert (await raw.ask("completion/complete", named))["result"]["completion"]["values"] == ["x"]
+        values = (await raw.ask("completion/complete", named))["result"]["completion"]["values"]
+        assert values[0] == '{"type":"ref/prompt","name":"brief"}'
     async with at(hub, "/v1/prompts/brief?set=dev") as raw:
-        assert (await raw.http.post(raw.url)).json()["messages"] == []
+        assert (await raw.http.post(raw.url)).json()["messages"][0]["content"]["text"] == "brief {}"
     async with at(hub, "/v1/resources/read?set=dev&uri=memo://one") as raw:
         assert (await raw.http.get(raw.url)).json()["contents"][0]["text"] == "memo://one"
     for uri in ("memo://two", "isthmus://hub/one/memo://two", "isthmus://hub/two/memo://one", "memo:///two"):
@@ -241,6 +263,131 @@ async def test_a_nested_member_of_the_same_name_is_an_ordinary_argument(hub: Hub
         assert sent(await raw.call("new_issue", given)) == {**given, "repo": "acme/x"}
 
 
+# -- prompts and resources -----------------------------------------------------------------------------------------
+
+
+async def test_a_set_lists_its_prompts_and_resources_as_it_says(hub: HubProcess) -> None:
+    async with at(hub, "/mcp/papers") as raw:
+        prompts = {each["name"]: each for each in (await raw.ask("prompts/list"))["result"]["prompts"]}
+        resources = {each["uri"]: each for each in (await raw.ask("resources/list"))["result"]["resources"]}
+        templates = (await raw.ask("resources/templates/list"))["result"]["resourceTemplates"]
+    assert list(prompts) == ["brief", "look_over", "summary"], "doubled cannot be changed safely"
+    assert prompts["look_over"] == {
+        "name": "look_over",
+        "title": "Look it over",
+        "description": "Review a change.",
+        "arguments": [{"name": "change", "description": "Its number.", "required": True}],
+    }
+    assert prompts["summary"]["description"] == "Sum it up."
+    one = {"name": "first", "title": "The first memo", "description": "What was said."}
+    assert resources["memo://one"] == {"uri": "memo://one", **one}
+    assert resources["memo://two"]["description"] == "The second memo."
+    assert templates == [{"uriTemplate": "note://{id}", "name": "a note", "description": "One note by its number."}]
+
+
+COMPLETE = b"completion/complete"
+FIXED_PROMPTS = [
+    b'{"change":"7","repo":"evil/x"}',
+    b'{"change":"7","repo":"acme/x"}',
+    b'{"change":"7","Repo":"evil/x"}',
+    b'{"change":"7","re\\u0070o":"evil/x"}',
+    b'{"change":"7","repo":"evil/x","repo":"acme/x"}',
+    b'{"change":"7","tone":"rude"}',
+]
+
+
+@pytest.mark.parametrize("arguments", FIXED_PROMPTS, ids=lambda text: text.decode())
+async def test_no_spelling_overrides_a_fixed_argument_of_a_prompt(hub: HubProcess, arguments: bytes) -> None:
+    call = b'{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"look_over","arguments":%b}}' % arguments
+    named = b'{"ref":{"type":"ref/prompt","name":"look_over"},"argument":{"name":"change","value":""}'
+    completion = b'%b,"context":{"arguments":%b}}' % (named, arguments)
+    complete = b'{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":%b}' % completion
+    async with at(hub, "/mcp/papers") as raw:
+        for body in (call, complete):
+            answer = (await raw.post(body)).json()
+            assert answer["error"]["code"] in (-32600, -32602, -32700), answer
+    for path, body in (("/v1/prompts/look_over?set=papers", arguments), ("/v1/completions?set=papers", completion)):
+        async with at(hub, path) as raw:
+            answered = await raw.post(body)
+            assert (answered.status_code, answered.json()["executed"]) == (400, "no"), answered.text
+    for method, params in (
+        (b"prompts/get", b'{"name":"look_over","arguments":%b}' % arguments),
+        (COMPLETE, completion),
+    ):
+        data = b'{"mcp_target_url":"one","mcp_method":"%b","mcp_params":%b}' % (method, params)
+        async with at(hub, "/a2a/sets/papers") as raw:
+            answer = (await raw.post(send_message(data), {"a2a-version": "1.0"})).json()
+            assert "error" in answer or answer["result"]["task"]["status"]["state"] == "TASK_STATE_FAILED", answer
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        b'{"name":"repo","value":""}',
+        b'{"name":"Repo","value":""}',
+        b'{"name":"tone","value":""}',
+        b'{"name":"change","name":"repo","value":""}',
+        b'{"value":""}',
+    ],
+    ids=lambda text: text.decode(),
+)
+async def test_a_fixed_or_hidden_argument_of_a_prompt_is_not_completed(hub: HubProcess, argument: bytes) -> None:
+    body = b'{"ref":{"type":"ref/prompt","name":"look_over"},"argument":%b}' % argument
+    async with at(hub, "/v1/completions?set=papers") as raw:
+        answered = await raw.post(body)
+        assert (answered.status_code, answered.json()["executed"]) == (400, "no"), answered.text
+
+
+async def test_a_server_reads_only_the_completed_argument_that_was_checked(hub: HubProcess) -> None:
+    """A server may read the first of repeated members, or ignore case."""
+    body = (
+        b'{"ref":{"type":"ref/prompt","name":"look_over"},'
+        b'"argument":{"name":"repo","name":"change","Name":"repo","value":"7"},'
+        b'"context":{"Arguments":{"repo":"evil/x"}},"Context":{"arguments":{"repo":"evil/x"}}}'
+    )
+    async with at(hub, "/v1/completions?set=papers") as raw:
+        values = (await raw.post(body, {"accept": "application/json"})).json()["completion"]["values"]
+    assert values == [
+        '{"type":"ref/prompt","name":"review"}',
+        '{"name":"change","value":"7"}',
+        '{"arguments":{"repo":"acme/x"}}',
+    ]
+
+
+async def test_the_audit_log_has_the_servers_own_name_of_a_prompt(hub: HubProcess, folder: Path) -> None:
+    async with at(hub, "/v1/prompts/look_over?set=papers") as raw:
+        answered = (await raw.http.post(raw.url, json={"change": "7"})).json()
+        assert answered["messages"][0]["content"]["text"] == 'review {"change":"7","repo":"acme/x"}'
+
+    async def is_written() -> bool:
+        _, out, _ = await command_line(folder, "audit", "export")
+        records = [json.loads(line)["record"] for line in out.splitlines()]
+        found = {tuple(each.get(key) for key in ("kind", "set", "name", "tool", "server")) for each in records}
+        return ("prompt", "papers", "look_over", "review", "one") in found
+
+    await until(is_written)
+
+
+async def test_commands_have_prompts_and_resources_as_a_set_says(hub: HubProcess, folder: Path) -> None:
+    options = ("--set", "papers")
+    _, out, _ = await command_line(folder, "prompts", *options)
+    assert [line.split()[0] for line in out.splitlines()] == ["brief", "look_over", "summary"]
+    _, out, _ = await command_line(folder, "prompt", "look_over", "change=7", *options)
+    assert 'review {"change":"7","repo":"acme/x"}' in out
+    code, _, complained = await command_line(folder, "prompt", "look_over", "change=7", "repo=evil/x", *options)
+    assert (code, "not accepted here: repo (accepted: change)" in complained) == (1, True)
+    assert (await command_line(folder, "prompt", "one.review", "change=7", *options))[0] == 1
+    _, out, _ = await command_line(folder, "resources", *options)
+    assert [line.split(maxsplit=1) for line in out.splitlines()] == [
+        ["memo://one", "What was said."],
+        ["memo://two", "The second memo."],
+    ]
+    _, out, _ = await command_line(folder, "config", "check")
+    assert 'sets.papers.prompt."one.doubled"' not in out, "only servers know"
+    _, out, _ = await command_line(folder, "doctor")
+    assert "sets.papers.prompt.\"one.doubled\": is left out: its argument 'Repo' differs" in out
+
+
 # -- other frontends -----------------------------------------------------------------------------------------------
 
 
@@ -289,7 +436,7 @@ async def test_commands_see_a_set_by_an_option(hub: HubProcess, folder: Path) ->
     assert "isthmus call --set dev new_issue title=TEXT" in complained
     assert "`isthmus tools --set dev new_issue` shows its arguments" in complained
     _, out, _ = await command_line(folder, "prompts", *options)
-    assert out.split() == ["brief"]
+    assert out.split() == ["brief", "Brief"]
     assert (await command_line(folder, "prompt", "brief", *options))[0] == 0
     _, out, _ = await command_line(folder, "resources", "--json", *options)
     assert [each["uri"] for each in json.loads(out)["resources"]] == ["memo://one"]
@@ -442,6 +589,10 @@ async def test_access_shows_a_bound_caller_with_its_names(hub: HubProcess, folde
     assert "one.create_issue in the set dev" in out
     assert "left out of the set dev: its inputSchema has allOf" in out
     assert 'sets.dev.tool."one.combined" is left out' in complained
+    _, out, complained = await command_line(folder, "access", "reader")
+    assert re.search(r"look_over .*\n +one.review in the set papers", out), out
+    assert "left out of the set papers: its argument 'Repo' differs from a fixed or hidden one" in out
+    assert 'sets.papers.prompt."one.doubled" is left out' in complained
     _, out, complained = await command_line(folder, "access", "stranded")
     assert "It can reach nothing." in out
     assert "The set gone does not exist" in complained
@@ -476,7 +627,7 @@ async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProce
 
 async def test_doctor_and_check_report_problems_of_sets_and_patterns(hub: HubProcess, folder: Path) -> None:
     _, out, _ = await command_line(folder, "doctor")
-    assert "ISD-405 2 findings" in out
+    assert "ISD-405 3 findings" in out
     assert 'sets.dev.tool."one.combined": is left out: ' in out
     assert "callers.narrow.deny: has two.serach, which matches nothing" in out
     code, out, complained = await command_line(folder, "config", "check")
@@ -492,6 +643,7 @@ async def test_stdio_serves_a_set(tmp_path: Path, mode: Any) -> None:
         assert [tool.name for tool in (await client.list_tools()).tools] == DEV
         result = await client.call_tool("new_issue", {"title": "t"})
         assert result.structured_content == {"title": "t", "repo": "acme/x"}
+        assert [prompt.title for prompt in (await client.list_prompts()).prompts] == ["Brief"]
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
@@ -501,6 +653,7 @@ async def test_stdio_serves_a_set_of_a_running_hub(hub: HubProcess, mode: Any) -
     async with client_over_stdio(words, mode=mode, env=env) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == DEV
         assert client.instructions == "For people who write programs."
+        assert [prompt.title for prompt in (await client.list_prompts()).prompts] == ["Brief"]
 
 
 async def test_stdio_refuses_a_set_that_does_not_exist(tmp_path: Path) -> None:
@@ -518,7 +671,7 @@ async def test_a_key_can_be_made_for_a_set(tmp_path: Path) -> None:
     made = json.loads(out)
     assert made["set"] == "dev"
     for option, problem in (
-        ("--set=dve", "--set must be one of dev, finding, reading, got 'dve'"),
+        ("--set=dve", "--set must be one of dev, finding, reading, papers, got 'dve'"),
         ("--targets", "excludes"),
     ):
         code, _, complained = await command_line(

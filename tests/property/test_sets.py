@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import canonical, llm_form
-from isthmus.core.catalog.sets import SetSettings, SetTool, UnusableInSet, change_tool
+from isthmus.core.catalog.sets import SetChange, SetSettings, UnusableInSet, change_feature
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.tool_rules import CallChanges, fill_defaults
 from isthmus.core.catalog.view import View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Style, Surface
+from isthmus.model.features import Prompt
 from isthmus.model.names import FeatureName, ServerName
 from tests.choices import IS_FULL
-from tests.unit.core.doubles import ready, tool
+from tests.unit.core.doubles import call, raw, ready, tool
 
 steady = settings(deadline=None, derandomize=True, max_examples=150 if IS_FULL else 50)
 """The same examples every time, however busy the machine is."""
@@ -40,7 +41,7 @@ GIVEN = st.from_regex(r"[ab._-]{1,3}", fullmatch=True)
 @st.composite
 def hubs(draw: st.DrawFn) -> tuple[Snapshot, SetSettings, list[tuple[ServerName, FeatureName]]]:
     pairs = [(ServerName(server), FeatureName(own)) for server, own in draw(PAIRS)]
-    changes = {canonical(pair): SetTool(name=draw(GIVEN)) for pair in pairs if draw(st.booleans())}
+    changes = {canonical(pair): SetChange(name=draw(GIVEN)) for pair in pairs if draw(st.booleans())}
     chosen = SetSettings(tools=draw(st.one_of(st.just(("*",)), LISTS)), exclude=draw(LISTS), tool=changes)
     statuses = {
         server: ready(*(tool(own, whose) for whose, own in pairs if whose == server), server=server)
@@ -98,7 +99,7 @@ def test_a_fixed_value_always_wins_and_removed_arguments_are_never_sent(
     schema = {"type": "object", "properties": properties, "required": required, "$defs": {"S": {"type": "string"}}}
     hidden = tuple(name for name in properties if name not in fixed)[:1]
     try:
-        variant = change_tool(tool(inputSchema=schema), SetTool(fixed=fixed, hide=hidden))
+        variant = change_feature(tool(inputSchema=schema), SetChange(fixed=fixed, hide=hidden))
     except UnusableInSet:
         return
     text = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in sent)
@@ -115,3 +116,36 @@ def test_a_fixed_value_always_wins_and_removed_arguments_are_never_sent(
         assert not filled.keys() & set(hidden)
     else:
         assert {name for name, _ in sent} - (properties.keys() - removed)
+
+
+TEXTS = st.dictionaries(ARGUMENTS, st.text("ab", max_size=2), max_size=2)
+CONTEXTS = st.one_of(st.none(), VALUES, st.builds(lambda given: {"arguments": given}, st.one_of(VALUES, TEXTS)))
+
+
+@given(st.lists(ARGUMENTS, max_size=4, unique=True), TEXTS, ARGUMENTS, CONTEXTS)
+@steady
+def test_a_completion_names_only_arguments_that_are_left(
+    declared: list[str], fixed: dict[str, str], completed: str, context: object
+) -> None:
+    hidden = tuple(name for name in declared if name not in fixed)[:1]
+    definition = {"arguments": raw([{"name": name} for name in declared])}
+    plain = Prompt.of(ServerName("a"), FeatureName("p"), definition)
+    try:
+        variant = change_feature(plain, SetChange(fixed=fixed, hide=hidden))
+    except UnusableInSet:
+        return
+    given = call("p", {"name": completed, "value": "x"}, kind="prompt_argument")
+    extra = {} if context is None else {"context": raw(context)}
+    changed = CallChanges(variant.fixed, variant.accepted).applied_to(msgspec.structs.replace(given, extra=extra))
+    if not fixed and not hidden:
+        assert not isinstance(changed, str)
+        assert (changed.arguments, changed.extra) == (given.arguments, extra)
+    elif not isinstance(changed, str):
+        left = set(declared) - {*fixed, *hidden}
+        assert json.loads(bytes(changed.arguments)) == {"name": completed, "value": "x"}
+        assert completed in left
+        sent = json.loads(bytes(changed.extra.get("context", b"{}"))).get("arguments", {})
+        assert {name: value for name, value in sent.items() if name in fixed} == fixed
+        assert set(sent) <= left | set(fixed)
+    elif completed in set(declared) - {*fixed, *hidden}:
+        assert context is not None

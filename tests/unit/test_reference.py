@@ -50,7 +50,7 @@ def test_the_reference_has_every_table_and_every_key_of_a_server() -> None:
         "servers",
         "callers",
         "sets",
-        "set-tools",
+        "set-changes",
         "fleets",
         "approvals",
         "budgets",

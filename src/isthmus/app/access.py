@@ -45,10 +45,11 @@ from isthmus.core.admin_ports import (
     UnknownName,
 )
 from isthmus.core.catalog.access_reasons import AccessExplainer, AccessReason, ListedEntry, listed_entries
-from isthmus.core.catalog.snapshot import LISTS, ListName, ServerStatus, Snapshot
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.event_loop import in_passes
 from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narrowed_on
 from isthmus.model.calls import EVERYTHING
+from isthmus.model.features import LISTS, ListName
 from isthmus.model.names import FeatureName, ServerName, name_filter
 
 AccessSubject: TypeAlias = tuple[str, str, FrontendName | None]

@@ -39,7 +39,7 @@ from isthmus.config.named_tables import FLEET_KEYS
 from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.config.value_sources import Keys, line_numbers, split_path
 from isthmus.core.access.approval_rules import ApprovalRule
-from isthmus.core.catalog.sets import SetTool
+from isthmus.core.catalog.sets import SetChange
 from isthmus.core.catalog.tool_rules import CACHE_SECONDS, ToolRules
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import OAuthSettings, ServerCredentials
@@ -446,9 +446,11 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
     for server in configuration.servers:
         yield from _below("servers", server.name, _server_values(server))
     for name, chosen in configuration.sets.items():
-        picked: list[Pair] = [(key, getattr(chosen, key)) for key in _names(chosen) if key not in ("tool", "variants")]
-        changed = {tool: _set_tool(each) for tool, each in chosen.tool.items()}
-        yield from _below("sets", name, [*picked, ("tool", changed)])
+        others = (key for key in _names(chosen) if key not in (*chosen.changes, "variants"))
+        picked: list[Pair] = [(key, getattr(chosen, key)) for key in others]
+        for table, changes in chosen.changes.items():
+            picked.append((table, {full: _set_change(each) for full, each in changes.items()}))
+        yield from _below("sets", name, picked)
     for name, fleet in configuration.fleets.items():
         yield from _below("fleets", name, [(key, getattr(fleet, key)) for key in FLEET_KEYS])
     for rule in configuration.approvals:
@@ -520,10 +522,10 @@ def _approval_values(rule: ApprovalRule) -> Iterator[Pair]:
             yield name, getattr(rule, name)
 
 
-def _set_tool(change: SetTool) -> dict[str, object]:
-    """The changes of a tool; a fixed value may be a secret."""
-    shown = {"name": change.name, "description": change.description, "hide": list(change.hide)}
-    shown["fixed"] = sorted(change.fixed)
+def _set_change(change: SetChange) -> dict[str, object]:
+    """The changes of one tool, prompt or resource; a fixed value may be a secret."""
+    shown = {key: getattr(change, key) for key in _names(change)}
+    shown |= {"fixed": sorted(change.fixed), "hide": list(change.hide)}
     return {key: value for key, value in shown.items() if value}
 
 

@@ -19,6 +19,7 @@ from isthmus.cli.output import (
     aligned,
     counted,
     first_line,
+    harmless,
     in_place,
     print_error,
     print_json,
@@ -28,11 +29,15 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.rest_client import RemoteSource, unless_away
 from isthmus.cli.run_command import quiet_logs, run_command
+from isthmus.model.descriptions import on_one_line
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, ListShape
 from isthmus.wire.mcp.messages import read_string
 
 REFRESH_SECONDS = 1.0
 FIRST_LOOK_SECONDS = 0.1
+
+LINE_LENGTH_MAX = 100
+"""The length of a description in a list. `isthmus tools NAME` and `--json` have the whole."""
 
 SERVER_HEAD = ("SERVER", "STATE", "BY", "PROTOCOL", "OFFERS")
 SERVER_STYLES = ("bold", "", "", "", "")
@@ -96,8 +101,8 @@ async def list_features(source: HubSource, shape: ListShape, *, wait: float, is_
 
 
 def print_features(offers: Sequence[ListedFeature], shape: ListShape) -> None:
-    """Print the entries of a list: under their servers on a terminal, else a line each for grep and awk."""
-    rows = [(offer.server, (offer.name, first_line(description_of(offer)))) for offer in offers]
+    """Print the entries of a list, a line each: under their servers on a terminal, else aligned for grep and awk."""
+    rows = [(offer.server, (offer.name, line_of(offer))) for offer in offers]
     if not rows:
         print_error(f"There are no {shape.noun}s.")
     elif sys.stdout.isatty():
@@ -107,10 +112,11 @@ def print_features(offers: Sequence[ListedFeature], shape: ListShape) -> None:
         print_output("\n".join(aligned([row for _, row in rows])))
 
 
-def description_of(offer: ListedFeature) -> str:
-    """The description of an entry, else its title or name, if that says more than the name that it is listed by."""
+def line_of(offer: ListedFeature) -> str:
+    """The beginning of an entry's description, else its title or name, if that says more than its name in the list."""
     texts = (read_string(offer.definition.get(key)) for key in ("description", "title", "name"))
-    return next((text for text in texts if text and text != offer.name), "")
+    text = next((text for text in texts if text and text != offer.name), "")
+    return harmless(on_one_line(text, LINE_LENGTH_MAX), keep="")
 
 
 def print_missing(absences: Mapping[str, MissingServerInfo]) -> None:

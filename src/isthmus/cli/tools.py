@@ -18,10 +18,9 @@ from isthmus.cli.call import REFERENCES_MAX, find_listed, properties_of, read_sc
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HUB_VARIABLE, HubSource, open_hub, with_hub, with_set
-from isthmus.cli.lists import description_of, print_features, print_missing
+from isthmus.cli.lists import line_of, print_features, print_missing
 from isthmus.cli.options import WholeNumber, with_json, with_wait
 from isthmus.cli.output import (
-    first_line,
     harmless,
     print_error,
     print_json,
@@ -300,7 +299,7 @@ async def search_tools(
         print_error(f"No tool fits {' '.join(words)!r}. `isthmus tools` lists all.")
         print_missing({name: gone for name, gone in listing.missing.items() if server in (None, name)})
         return Exit.CALL_FAILED
-    rows = [(offer.name, first_line(description_of(offer))) for offer in found[:limit]]
+    rows = [(offer.name, line_of(offer)) for offer in found[:limit]]
     print_table(("TOOL", "DESCRIPTION"), rows, ("cyan", ""))
     if len(found) > limit:
         print_error(f"{len(found) - limit} more fit less well; --limit shows more.")

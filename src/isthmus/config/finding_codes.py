@@ -276,21 +276,22 @@ UNKNOWN_SET = FindingCode(
 SET_NAMES_COLLIDE = FindingCode(
     "ISC-423",
     "set-names-collide",
-    "give each tool a name of its own",
-    "A set gives one name to several tools. The first by `server.tool` has it, the others keep their usual names.",
+    "give each of them a name of its own",
+    "A set gives one name to several tools, or to several prompts. The first by `server.tool` has it, the others keep"
+    " their usual names.",
 )
 IDLE_SET_ENTRY = FindingCode(
     "ISC-424",
     "idle-set-entry",
     "correct its spelling or remove it",
-    "A set picks nothing, has a pattern that matches nothing, or changes a tool that it does not pick.",
+    "A set picks nothing, has a pattern that matches nothing, or changes what it does not pick.",
 )
 LEFT_OUT_OF_SET = FindingCode(
     "ISC-425",
     "left-out-of-set",
-    "correct fixed and hide as the finding says, or exclude the tool",
-    "A set fixes or hides an argument that its tool does not have, cannot do without, or whose schema cannot be changed"
-    " safely. The tool is left out of the set.",
+    "correct fixed and hide as the finding says, or exclude the tool or prompt",
+    "A set fixes or hides an argument that its tool or prompt does not have, cannot do without, or whose schema cannot"
+    " be changed safely. The tool or prompt is left out of the set.",
 )
 
 # -- approvals -----------------------------------------------------------------------------------------------

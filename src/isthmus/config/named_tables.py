@@ -36,8 +36,9 @@ from isthmus.core.catalog.fleets import (
     FleetSettings,
     check_member_pattern,
 )
-from isthmus.core.catalog.sets import SetSettings, SetTool, colliding_names
+from isthmus.core.catalog.sets import ChangeTable, SetChange, SetSettings, colliding_names
 from isthmus.model.callers import Grants
+from isthmus.model.features import ListName
 from isthmus.model.names import FeatureName, ServerName, parse_server_name
 
 # -- [approvals.NAME] --------------------------------------------------------------------------------------------------
@@ -311,8 +312,6 @@ def _read_budget(name: str, entry: object) -> Budget:
 
 # -- [sets.NAME] -------------------------------------------------------------------------------------------------------
 
-TOOL = "tool"
-
 SET_KEYS: Mapping[str, str] = {
     "tools": 'Tools of the set, in the patterns of permissions: `"server.*"`, `"server.tool"`, `"tag:NAME"`,'
     ' `"hint:read-only"`, `"*"`.',
@@ -320,34 +319,46 @@ SET_KEYS: Mapping[str, str] = {
     "resources": "Resources and templates of the set, in the same patterns; none if not set.",
     "exclude": "What is not in the set, whatever the others say.",
     "description": "What the set is for. MCP clients get it as the instructions of the server.",
-    "description_max": "Longest description of a tool, in characters; longer ones are cut after a sentence, or else"
-    " a word. 20 or more.",
+    "description_max": "Longest description of a tool, prompt or resource, in characters; longer ones are cut after a"
+    " sentence, or else a word. 20 or more.",
     "expose": "Which tools the set lists, as in `[hub]`; the hub's `expose` if not set.",
     "max_result_bytes": "Larger results are [cut](budgets.md#large-results), as in `[hub]`; what the server or the hub"
     " says if not set.",
-    TOOL: 'Changes of single tools: `[sets.NAME.tool."server.tool"]`, with the keys below.',
+    "tool": 'Changes of single tools: `[sets.NAME.tool."server.tool"]`, with the keys below.',
+    "prompt": 'Changes of single prompts: `[sets.NAME.prompt."server.prompt"]`, with the keys below.',
+    "resource": 'Changes of single resources and templates: `[sets.NAME.resource."server.URI"]`, with the keys below'
+    " except `fixed` and `hide`.",
 }
 """The keys of `[sets.NAME]`, with their sentence in the reference."""
 
-SET_TOOL_KEYS: Mapping[str, str] = {
-    "name": "Its name in the set.",
+SET_CHANGE_KEYS: Mapping[str, str] = {
+    "name": "Its name in the set. A resource is still read by its URI.",
+    "title": "Its title in the set, which clients show to people.",
     "description": "Its description in the set.",
-    "fixed": "Table of arguments that always have this value. They are removed from the schema; a caller that sends one"
-    " gets `bad_arguments`. Texts may contain `${VAR}`.",
-    "hide": "Optional arguments that are removed from the schema; a caller that sends one gets `bad_arguments`.",
+    "fixed": "Table of arguments that always have this value; those of prompts are texts. They are no longer declared;"
+    " a caller that sends one gets `bad_arguments`. Texts may contain `${VAR}`.",
+    "hide": "Optional arguments that are no longer declared; a caller that sends one gets `bad_arguments`.",
 }
-"""The keys of `[sets.NAME.tool."server.tool"]`."""
+"""The keys of `[sets.NAME.tool."server.tool"]`, and of the tables of prompts and resources."""
 
+_OF_ARGUMENTS = ("fixed", "hide")
+"""Keys that a resource does not have."""
+
+_CHANGED_LISTS: Mapping[ChangeTable, ListName] = {"tool": "tools", "prompt": "prompts", "resource": "resources"}
+"""The list that each table of changes is about, which is also the key with its patterns."""
 
 _SET_FIXES = (
     ("must have another name than a server", "rename the set"),
     ("must have a name like that of a server", "name the set with 1 to 50 letters, digits, _ and -"),
     ("must be server.tool in quotation marks", 'write [sets.NAME.tool."server.tool"]'),
+    ("must be server.prompt in quotation marks", 'write [sets.NAME.prompt."server.prompt"]'),
+    ("must be server.resource in quotation marks", 'write [sets.NAME.resource."server.URI"]'),
     ("must be *, server.*", 'write a pattern such as "server.*", "server.tool" or "hint:read-only"'),
-    ("must be a list", 'write a list, such as ["server.*"] for tools'),
+    ("must be a list", 'write a list, such as ["server.*"]; changes are in the tables tool, prompt and resource'),
     ("must have only variables that are set", "set the variable where the hub starts, or in the .env beside the file"),
     ("must have only", "correct the spelling of the key, or remove it"),
     ("must not name an argument that is in fixed", "remove the argument from hide"),
+    ("must be a text", "write the value in quotation marks"),
 )
 """Parts of the mistakes in a set, and what to write instead; the first match counts."""
 
@@ -372,31 +383,30 @@ def read_sets(
         if not (settings.tools or settings.prompts or settings.resources):
             advice = 'to pick all tools of a server, write tools = ["server.*"]'
             findings.append(place.finding("picks nothing", advice=advice, code=finding_codes.IDLE_SET_ENTRY))
-        for tool in _unpicked(settings):
-            advice = f"correct its spelling, add {json.dumps(tool)} to tools, or remove it"
-            place_of_tool = place.at(TOOL, tool)
-            findings.append(
-                place_of_tool.finding(
-                    "is not among the tools of the set", advice=advice, code=finding_codes.IDLE_SET_ENTRY
-                )
-            )
-        for shared, tools in colliding_names(settings).items():
-            findings.append(
-                place.finding(f"gives the name {shared} to {', '.join(tools)}", code=finding_codes.SET_NAMES_COLLIDE)
-            )
+        for table, listed in _CHANGED_LISTS.items():
+            for full in _unpicked(settings, listed):
+                advice = f"correct its spelling, add {json.dumps(full)} to {listed}, or remove it"
+                text = f"is not among the {listed} of the set"
+                code = finding_codes.IDLE_SET_ENTRY
+                findings.append(place.at(table, full).finding(text, advice=advice, code=code))
+        for changes in (settings.tool, settings.prompt):
+            for shared, several in colliding_names(changes).items():
+                text = f"gives the name {shared} to {', '.join(several)}"
+                findings.append(place.finding(text, code=finding_codes.SET_NAMES_COLLIDE))
     findings += _unknown_bindings(document, document.section(SETS))
     return sets, findings
 
 
-def _unpicked(settings: SetSettings) -> list[str]:
-    """Return the changed tools that no pattern picks; empty where patterns match labels, which only servers know."""
-    picked, unpicked = Policy(Grants(settings.tools, settings.exclude)), []
-    if any(is_of_label(pattern) or is_of_agent(pattern) for pattern in settings.tools):
+def _unpicked(settings: SetSettings, listed: ListName) -> list[str]:
+    """Return what is changed and no pattern picks; empty where patterns match labels, which only servers know."""
+    patterns, unpicked = settings.patterns_of(listed), []
+    picked = Policy(Grants(patterns, settings.exclude))
+    if any(is_of_label(pattern) or is_of_agent(pattern) for pattern in patterns):
         return []
-    for tool in settings.tool:
-        server, _, own = tool.partition(".")
+    for full in settings.changes_of(listed):
+        server, _, own = full.partition(".")
         if not picked.allows(ServerName(server), FeatureName(own)):
-            unpicked.append(tool)
+            unpicked.append(full)
     return unpicked
 
 
@@ -433,31 +443,30 @@ def _read_set(name: str, entry: object, variables: Variables, servers: Collectio
         given["description_max"] = values.integer("description_max", fields["description_max"])
     given["expose"] = exposure(fields)
     given["max_result_bytes"] = result_limit(fields)
-    tools = values.table(TOOL, fields.get(TOOL, {}))
-    with values.below(TOOL):
-        given[TOOL] = {tool: _read_tool(tool, table, variables) for tool, table in tools.items()}
+    for table in _CHANGED_LISTS:
+        entries = values.table(table, fields.get(table, {}))
+        with values.below(table):
+            given[table] = {full: _read_change(table, full, entry, variables) for full, entry in entries.items()}
     return SetSettings(**given)
 
 
-def _read_tool(tool: str, entry: object, variables: Variables) -> SetTool:
-    server, _, own = tool.partition(".")
+def _read_change(table: ChangeTable, full: str, entry: object, variables: Variables) -> SetChange:
+    server, _, own = full.partition(".")
     if not own:
-        raise ValueError(f"{server} must be server.tool in quotation marks, not {values.quoted(tool)}")
-    check_pattern(tool)
-    with values.below(f'"{tool}"'):
-        fields = values.table("", entry, SET_TOOL_KEYS)
+        raise ValueError(f"{server} must be server.{table} in quotation marks, not {values.quoted(full)}")
+    check_pattern(full)
+    with values.below(f'"{full}"'):
+        keys = [key for key in SET_CHANGE_KEYS if table != "resource" or key not in _OF_ARGUMENTS]
+        fields = values.table("", entry, keys)
         used = UsedVariables()
         fixed = values.map_texts(
             json_table("fixed", fields.get("fixed", {})), lambda text, *_: variables.expand(text, used)
         )
         if used.unresolved:
             raise ValueError(f"fixed must have only variables that are set, not {used.unresolved[0]}")
-        return SetTool(
-            name=None if "name" not in fields else values.text("name", fields["name"]),
-            description=None if "description" not in fields else values.text("description", fields["description"]),
-            fixed=values.table("fixed", fixed),
-            hide=values.texts("hide", fields.get("hide", [])),
-        )
+        shown = {key: values.text(key, fields[key]) for key in ("name", "title", "description") if key in fields}
+        hidden = values.texts("hide", fields.get("hide", []))
+        return SetChange(**shown, fixed=values.table("fixed", fixed), hide=hidden)
 
 
 # -- [fleets.NAME] -----------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class CallRecord(msgspec.Struct, omit_defaults=True):
     set: str = ""
     """The set in which the name was called."""
     tool: str = ""
-    """The server's own name of the tool, where the set has another."""
+    """The server's own name of the tool or prompt, where the set has another."""
     script: str = ""
     """The id of the script that made the call."""
     fleet: str = ""

@@ -21,6 +21,7 @@ from isthmus.core.catalog.names import has_parts
 from isthmus.model.callers import Exposure
 from isthmus.model.calls import ClientCapabilities, Declined, Kind
 from isthmus.model.fault_table import Executed
+from isthmus.model.features import ListName
 from isthmus.model.tasks import ABSENT
 
 FORMAT: Final = 1
@@ -33,8 +34,6 @@ Match: TypeAlias = Literal["strict", "lenient"]
 
 Timing: TypeAlias = Literal["none", "recorded"]
 """Whether a replayed call takes as long as the recorded one."""
-
-ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
 
 SHOWN_LENGTH: Final = 80
 """How much of a value an error shows."""
@@ -296,7 +295,7 @@ class Cassette(msgspec.Struct, frozen=True):
         """By tool of a server: the arguments that a set has filled in."""
         found: dict[str, set[str]] = {}
         for each in self.calls:
-            if each.call.fixed and each.call.server == server:
+            if each.call.fixed and each.call.kind == "tool" and each.call.server == server:
                 found.setdefault(each.call.call, set()).update(each.call.fixed)
         return found
 
@@ -526,9 +525,25 @@ def differences_of(recorded: RecordedCall, given: IncomingCall) -> list[str]:
     found = []
     if (call.server, call.kind, call.call) != (given.server, given.kind, given.name):
         found.append(f"it is {recorded.title} there and {given.title} here")
-    is_redacted, arguments = call.redacted, without_members(given.arguments, call.fixed)
-    found += json_differences(call.arguments, arguments, "arguments", is_redacted=is_redacted)
-    return found + json_differences(call.extra, given.extra, "request", is_redacted=is_redacted)
+    arguments, extra = without_fixed(call.kind, given.arguments, given.extra, call.fixed)
+    found += json_differences(call.arguments, arguments, "arguments", is_redacted=call.redacted)
+    return found + json_differences(call.extra, extra, "request", is_redacted=call.redacted)
+
+
+def without_fixed(kind: Kind, arguments: Raw, extra: Raw, fixed: Collection[str]) -> tuple[Raw, Raw]:
+    """The arguments and other members of a request without arguments that a set fills in.
+
+    Those of a completion are in its `context`.
+    """
+    if kind != "prompt_argument":
+        return without_members(arguments, fixed), extra
+    members = _decoded(extra)
+    if not fixed or "context" not in members:
+        return arguments, extra
+    known = without_members(Raw(json.dumps(members.pop("context").get("arguments", {})).encode()), fixed)
+    if bytes(known) != b"{}":
+        members["context"] = {"arguments": _decoded(known)}
+    return arguments, Raw(json.dumps(members).encode()) if members else ABSENT
 
 
 def without_members(payload: Raw, names: Collection[str]) -> Raw:

@@ -183,7 +183,7 @@ class Call(msgspec.Struct, frozen=True):
     """The caller's request id, used on the wire where the server belongs to this caller alone."""
 
     tool: str = ""
-    """The server's own name of the tool, where a set has another; for the audit log."""
+    """The server's own name of the tool or prompt, where a set has another; for the audit log."""
 
     script: str = ""
     """The id of the script that makes it, if one does; for the audit log. Scripts take half of a server's slots."""

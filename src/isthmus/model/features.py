@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -31,6 +31,11 @@ Topic: TypeAlias = Literal["tools", "prompts", "resources"]
 """A list whose changes clients can be notified of; resources include their templates."""
 
 TOPICS: tuple[Topic, ...] = ("tools", "prompts", "resources")
+
+ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
+"""The lists of a server."""
+
+LISTS: tuple[ListName, ...] = get_args(ListName)
 
 F = TypeVar("F", bound="Feature")
 

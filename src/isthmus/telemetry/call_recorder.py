@@ -37,7 +37,6 @@ from isthmus.core.cassette_matching import (
     FeatureLine,
     HeadLine,
     Line,
-    ListName,
     LogLine,
     ProgressLine,
     QuestionLine,
@@ -46,7 +45,7 @@ from isthmus.core.cassette_matching import (
     SecretFinder,
     ServerLine,
     on_one_line,
-    without_members,
+    without_fixed,
     write_line,
 )
 from isthmus.core.catalog.names import BUILTIN
@@ -68,7 +67,7 @@ from isthmus.model.calls import (
     Result,
 )
 from isthmus.model.fault_table import Fault, ServerError
-from isthmus.model.features import Feature
+from isthmus.model.features import Feature, ListName
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ABSENT
 
@@ -355,7 +354,8 @@ class CassetteRecorder:
     def _lines_of(self, record: _Record, ending: _Ending) -> Iterator[Line]:
         call = record.call
         finder = SecretFinder(ending.schema)
-        sent = without_members(call.arguments, ending.fixed)  # a call by `call_tool` has them
+        extra = Raw(msgspec.json.encode(call.extra, order="sorted")) if call.extra else ABSENT
+        sent, extra = without_fixed(call.kind, call.arguments, extra, ending.fixed)  # a call by `call_tool` has them
         arguments = finder.redacted(sent) if bytes(sent) else Raw(b"{}")
         for happening, _ in record.happenings:
             if isinstance(happening, _Replied) and isinstance(happening.answer, Answered):
@@ -366,8 +366,7 @@ class CassetteRecorder:
             return on_one_line(payload if redact is str else self._redact_payload(payload, redact))
 
         shown = hidden(arguments)
-        extra = Raw(msgspec.json.encode(call.extra, order="sorted")) if call.extra else ABSENT
-        shown_extra = hidden(extra) if call.extra else extra
+        shown_extra = hidden(extra) if bytes(extra) else extra
         yield CallLine(
             call=ending.name,
             kind=call.kind,

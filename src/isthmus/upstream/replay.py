@@ -19,7 +19,6 @@ from isthmus.core.cassette_matching import (
     AnswerLine,
     FaultLine,
     IncomingCall,
-    ListName,
     LogLine,
     Player,
     ProgressLine,
@@ -34,7 +33,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.tasks.record import StoredOutcome, restored_outcome
 from isthmus.model.calls import Answered, ClientCapabilities, LogLevel, LogMessage, Progress, Question, Reply, Result
 from isthmus.model.fault_table import BadReply, Bug, Fault, Lost, NotConnected, NotRecorded, Unanswered
-from isthmus.model.features import Ability, Topic
+from isthmus.model.features import Ability, ListName, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ABSENT
 from isthmus.upstream.base_link import BaseLink

@@ -16,6 +16,7 @@ from isthmus.cli.exits import Exit
 from isthmus.cli.find_hub import LocalSource
 from isthmus.cli.lists import list_features, list_servers, print_missing
 from isthmus.cli.rest_client import RemoteSource
+from isthmus.cli.tools import search_tools
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content
@@ -51,6 +52,30 @@ async def test_a_terminal_gets_tools_under_their_servers(
     output = capsys.readouterr()
     assert "\x1b[1mraw\x1b[0m" in output.out
     assert "MISSING" in output.err
+
+
+LONG = '''
+def find(query: str) -> str:
+    """Search the
+    manual, and whatever it refers to. The query should have few words. Long queries find less than short
+    ones do, because each word must be there.
+
+    It takes a second.
+    """
+    return query
+'''
+
+
+async def test_a_line_has_the_first_sentences_of_a_long_description(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "manual.py").write_text(LONG)
+    config = LocalSource(write_config(tmp_path, {"manual": {"python": "manual", "path": str(tmp_path)}}))
+    line = "manual.find        Search the manual, and whatever it refers to. The query should have few words."
+    assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert await search_tools(config, ["manual"], None, 1, wait=20, is_json=False) == Exit.SUCCESS
+    assert capsys.readouterr().out.split(maxsplit=1)[1] == line.split(maxsplit=1)[1] + "\n"
 
 
 async def test_programs_get_whole_definitions_under_the_names_to_call(

@@ -21,13 +21,13 @@ from isthmus.config.finding_codes import (
 )
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
-from isthmus.config.named_tables import BUDGET_KEYS, FLEET_KEYS, SET_KEYS, SET_TOOL_KEYS, read_sets
+from isthmus.config.named_tables import BUDGET_KEYS, FLEET_KEYS, SET_CHANGE_KEYS, SET_KEYS, read_sets
 from isthmus.config.settings import Configuration
 from isthmus.config.variables import Variables
 from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest, SpentTest
 from isthmus.core.access.budget_rules import Budget
 from isthmus.core.catalog.fleets import FleetSettings
-from isthmus.core.catalog.sets import SetSettings, SetTool
+from isthmus.core.catalog.sets import SetChange, SetSettings
 
 
 def read(folder: Path, text: str, **environment: str) -> Configuration:
@@ -291,11 +291,13 @@ def test_a_set_has_patterns_and_changes() -> None:
                 "description": "For programmers.",
                 "description_max": 200,
                 "tool": {"github.create_issue": change},
+                "prompt": {"github.review": {"title": "Review", "fixed": {"repo": "${REPO}"}}},
+                "resource": {"github.repo://x": {"name": "The repository"}},
             }
         }
     )
     assert findings == []
-    made = SetTool("new", "Make one.", {"repo": "acme/x", "n": 1}, ("verbose",))
+    made = SetChange("new", None, "Make one.", {"repo": "acme/x", "n": 1}, ("verbose",))
     assert sets == {
         "dev": SetSettings(
             ("github.*", "tag:docs"),
@@ -305,13 +307,15 @@ def test_a_set_has_patterns_and_changes() -> None:
             "For programmers.",
             200,
             {"github.create_issue": made},
+            {"github.review": SetChange(title="Review", fixed={"repo": "acme/x"})},
+            {"github.repo://x": SetChange("The repository")},
         )
     }
 
 
 def test_every_key_of_a_set_is_documented_and_a_field() -> None:
     assert set(SET_KEYS) == {each.name for each in fields(SetSettings) if each.init}
-    assert set(SET_TOOL_KEYS) == {each.name for each in fields(SetTool)}
+    assert list(SET_CHANGE_KEYS) == [each.name for each in fields(SetChange)]
 
 
 @pytest.mark.parametrize(
@@ -352,8 +356,25 @@ def test_every_key_of_a_set_is_documented_and_a_field() -> None:
         ),
         (
             {"tool": {"github.x": {"fix": {}}}},
-            "must have only name, description, fixed, hide",
+            "must have only name, title, description, fixed, hide",
             "did you mean fixed?",
+        ),
+        ({"prompt": {"github": {}}}, "must be server.prompt in quotation", 'write [sets.NAME.prompt."server.prompt"]'),
+        ({"resource": {"x": {}}}, "must be server.resource in quotation", 'write [sets.NAME.resource."server.URI"]'),
+        (
+            {"prompt": {"github.x": {"name": "a b"}}},
+            'sets.dev.prompt."github.x".name must be 1 to 128',
+            "until it is fixed, callers",
+        ),
+        (
+            {"prompt": {"github.x": {"fixed": {"n": 7}}}},
+            'sets.dev.prompt."github.x".fixed.n must be a text, not 7',
+            "write the value in quotation marks",
+        ),
+        (
+            {"resource": {"github.a:b": {"fixed": {"a": "b"}}}},
+            "sets.dev.resource.\"github.a:b\" must have only name, title, description, not 'fixed'",
+            "correct the spelling of the key, or remove it",
         ),
         ([], "must be a table", "until it is fixed, callers"),
     ],
@@ -377,13 +398,19 @@ def test_a_set_has_a_name_of_its_own_that_fits_into_a_path(name: str) -> None:
 
 def test_names_that_collide_and_entries_without_effect_are_reported() -> None:
     changes = {"github.a": {"name": "x"}, "github.b": {"name": "x"}, "files.c": {"name": "y"}}
-    _, findings = read_sets_of({"dev": {"tools": ["github.*"], "tool": changes}, "empty": {}})
+    picked = {"tools": ["github.*"], "prompts": ["github.*"], "resources": ["github.*"]}
+    changed = {"tool": changes, "prompt": changes, "resource": changes}
+    _, findings = read_sets_of({"dev": {**picked, **changed}, "empty": {}})
     assert [(each.code, each.path) for each in findings] == [
         (IDLE_SET_ENTRY, 'sets.dev.tool."files.c"'),
+        (IDLE_SET_ENTRY, 'sets.dev.prompt."files.c"'),
+        (IDLE_SET_ENTRY, 'sets.dev.resource."files.c"'),
+        (SET_NAMES_COLLIDE, "sets.dev"),
         (SET_NAMES_COLLIDE, "sets.dev"),
         (IDLE_SET_ENTRY, "sets.empty"),
     ]
-    assert "gives the name x to github.a, github.b" in str(findings[1])
+    assert "is not among the prompts of the set" in str(findings[1])
+    assert "gives the name x to github.a, github.b" in str(findings[3])
 
 
 def test_a_mistyped_key_of_a_tool_is_one_finding_and_its_set_exists_for_callers() -> None:
@@ -391,7 +418,7 @@ def test_a_mistyped_key_of_a_tool_is_one_finding_and_its_set_exists_for_callers(
     mistyped = {"tools": ["github.*"], "tool": {"github.x": {"hidden": ["a"]}}}
     _, (finding,) = read_sets_of({"dev": mistyped}, callers={"bot": bot})
     assert str(finding) == (
-        "isthmus.toml: sets.dev.tool.\"github.x\" must have only name, description, fixed, hide, not 'hidden'"
+        "isthmus.toml: sets.dev.tool.\"github.x\" must have only name, title, description, fixed, hide, not 'hidden'"
         " (did you mean hide? Until it is fixed, callers that are bound to it see nothing)"
     )
 

@@ -29,7 +29,6 @@ from isthmus.core.catalog.definition_review import Review
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.catalog.tool_rules import fill_defaults
 from isthmus.core.catalog.view import ALL_EXPOSED, Route, View, VirtualRoute
 from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder, VirtualTool
@@ -737,11 +736,10 @@ def validate(hub: Hub, inflight: InFlight) -> Fault | None:
     route = inflight.route
     assert route is not None  # not `target`: a property costs a function call
     if route.changes is not None:
-        changes, call = route.changes, inflight.call
-        if (detail := changes.refusal(call.arguments)) is not None:
-            return BadArguments(call.name, detail)
-        arguments = fill_defaults(call.arguments, changes.defaults) if changes.defaults else call.arguments
-        inflight.call = msgspec.structs.replace(call, arguments=arguments, tool=changes.tool)
+        changed = route.changes.applied_to(inflight.call)
+        if isinstance(changed, str):
+            return BadArguments(inflight.call.name, changed)
+        inflight.call = changed
     detail = route.check(inflight.call.arguments)
     if detail is None:
         return None

@@ -22,13 +22,13 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.search_ranking import QUERY_LENGTH_MAX, SUGGESTIONS_MAX, ToolIndex
-from isthmus.core.catalog.sets import shortened
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.tool_rules import labels_of
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import FindingExchange
 from isthmus.model.callers import Grants
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, Result, Surface
+from isthmus.model.descriptions import on_one_line
 from isthmus.model.fault_table import BadArguments, Fault, UnknownTool
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName
@@ -296,8 +296,8 @@ def _line(route: Route) -> str:
             text = msgspec.json.decode(route.feature.definition.get(member, b'""'), type=str)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-        if line := " ".join(text[: 8 * LINE_LENGTH_MAX].split()):
-            return line if len(line) <= LINE_LENGTH_MAX else shortened(line, LINE_LENGTH_MAX)
+        if line := on_one_line(text, LINE_LENGTH_MAX):
+            return line
     return ""
 
 

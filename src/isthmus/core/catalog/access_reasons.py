@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from isthmus.core.access.policy import UNLABELLED, Labels, Why
-from isthmus.core.catalog.snapshot import ALL, LISTS, ListName, Snapshot
+from isthmus.core.catalog.snapshot import ALL, Snapshot
 from isthmus.core.catalog.tool_rules import (
     labels_of,
 )
-from isthmus.core.catalog.view import Route, View
+from isthmus.core.catalog.view import Route
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING
+from isthmus.model.features import LISTS, ListName
 from isthmus.model.names import FeatureName, ServerName
 
 
@@ -46,7 +47,7 @@ def listed_entries(snapshot: Snapshot) -> Iterator[ListedEntry]:
     """Every feature by name."""
     everything = snapshot.without_custom_policy().view(ALL, EVERYTHING)
     for listed in LISTS:
-        for exposed, route in sorted(_table(everything, listed).items()):
+        for exposed, route in sorted(everything.table(listed).items()):
             rules = snapshot.server_statuses[route.feature.server].rules
             yield ListedEntry(listed, exposed, route, labels_of(route.feature, rules))
 
@@ -57,14 +58,14 @@ class AccessExplainer:
     def __init__(self, snapshot: Snapshot, grants: Grants) -> None:
         self.policy = snapshot.policy(grants)
         self.set = grants.set
-        self._left_out: Mapping[str, str] = {}
+        self._left_out: Mapping[tuple[ListName, str], str] = {}
         self._in_set: dict[tuple[ListName, ServerName, str], Route] = {}
         """What the set has that the permissions are bound to."""
         if grants.set is not None:
             own = snapshot.view(grants, EVERYTHING)
             self._left_out = own.left_out
             for listed in LISTS:
-                for route in _table(own, listed).values():
+                for route in own.table(listed).values():
                     self._in_set[listed, route.feature.server, route.feature.name] = route
 
     def allows(self, entry: ListedEntry) -> bool:
@@ -85,7 +86,7 @@ class AccessExplainer:
         if mine is not None:
             note = f"{entry.exposed} in the set {self.set}"
         elif is_allowed:
-            left_out = self._left_out.get(entry.exposed)
+            left_out = self._left_out.get((entry.listed, entry.exposed))
             note = f"left out of the set {self.set}: {left_out}" if left_out else f"not in the set {self.set}"
         shown = mine or entry.route
         exposed = entry.exposed if mine is None else mine.exposed
@@ -96,8 +97,3 @@ def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
     """Every feature by name, with whether and why these permissions reach it."""
     explainer = AccessExplainer(snapshot, grants)
     return [explainer.explain(entry) for entry in listed_entries(snapshot)]
-
-
-def _table(view: View, listed: ListName) -> Mapping[str, Route]:
-    tables = {"tools": view.routes, "prompts": view.prompts, "resources": view.resources, "templates": view.templates}
-    return tables[listed]

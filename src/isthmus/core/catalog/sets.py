@@ -2,7 +2,8 @@
 
 `config` fills in `SetSettings`, which are compared on reload; a `Snapshot` compiles them into views. A set only
 narrows: it picks from what a caller may use anyway. Its tools may have other names and descriptions, and arguments that
-callers neither see nor send. A tool whose schema cannot be changed safely is left out, never half usable.
+callers neither see nor send; so may its prompts, and its resources have other names and descriptions. A tool or prompt
+whose arguments cannot be changed safely is left out, never half usable.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -20,23 +21,38 @@ from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, canonical, llm_form
 from isthmus.core.catalog.tool_rules import Defaults, compile_defaults
 from isthmus.model.callers import Exposure
 from isthmus.model.calls import Style
-from isthmus.model.features import Tool
+from isthmus.model.descriptions import shortened
+from isthmus.model.features import Feature, ListName, Prompt, Resource, Template, Tool
 
 DESCRIPTION_LENGTH_MIN = 20
 """A shorter bound leaves no sentence."""
 
 VARIANTS_MAX = 100_000
-"""Changed tools that are kept for one set."""
+"""Changed features that are kept for one set."""
 
 NO_TEXT = msgspec.Raw(b'""')
+NO_ARGUMENTS = msgspec.Raw(b"[]")
+
+
+ChangeTable: TypeAlias = Literal["tool", "prompt", "resource"]
+"""The tables of a set with its changes, as they are named in the file."""
+
+CHANGE_TABLES: Mapping[ListName, ChangeTable] = {
+    "tools": "tool",
+    "prompts": "prompt",
+    "resources": "resource",
+    "templates": "resource",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class SetTool:
-    """What a set changes of one tool."""
+class SetChange:
+    """What a set changes of one tool, prompt, resource or template of resources."""
 
     name: str | None = None
-    """Its name in the set; None for the usual one."""
+    """Its name in the set; None for the usual one. That of a resource is only shown: its URI identifies it."""
+    title: str | None = None
+    """Its title in the set; None for the server's."""
     description: str | None = None
     """Its description in the set; None for the server's."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -45,8 +61,6 @@ class SetTool:
     """Optional arguments that callers neither see nor send."""
 
     def __post_init__(self) -> None:
-        if self.name is not None and _NAME.fullmatch(self.name) is None:
-            raise ValueError(f"name must be 1 to 128 letters, digits, _, -, . or /, not {self.name!r}")
         if both := sorted(self.fixed.keys() & set(self.hide)):
             raise ValueError(f"hide must not name an argument that is in fixed, not {both[0]!r}")
 
@@ -63,38 +77,70 @@ class SetSettings:
     description: str = ""
     """What it is for. Clients show it to models as the instructions of the server."""
     description_max: int | None = None
-    """The longest description of a tool; longer ones are cut after a sentence, or else a word."""
-    tool: Mapping[str, SetTool] = field(default_factory=dict)
+    """The longest description in its lists; longer ones are cut after a sentence, or else a word."""
+    tool: Mapping[str, SetChange] = field(default_factory=dict)
     """Changes by tool, named `server.tool`."""
+    prompt: Mapping[str, SetChange] = field(default_factory=dict)
+    """Changes by prompt, named `server.prompt`. Fixed arguments are texts."""
+    resource: Mapping[str, SetChange] = field(default_factory=dict)
+    """Changes by resource or template, named `server.uri`. They have no arguments."""
     expose: Exposure | None = None
     """Which tools its lists have; None for what the hub says."""
     max_result_bytes: int | None = None
     """Larger results are cut; None for what the server or the hub says."""
-    variants: dict[tuple[str, bytes, tuple[str, ...]], SetVariant | str] = field(
+    variants: dict[tuple[type[Feature], str, bytes, tuple[str, ...]], SetVariant | str] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    """What became of tools; see `variant_of`."""
+    """What became of features; see `variant_of`."""
 
     def __post_init__(self) -> None:
         if self.description_max is not None and self.description_max < DESCRIPTION_LENGTH_MIN:
             raise ValueError(f"description_max must be {DESCRIPTION_LENGTH_MIN} or more, not {self.description_max}")
+        for table, changes in (("tool", self.tool), ("prompt", self.prompt)):
+            for full, change in changes.items():
+                if change.name is not None and _NAME.fullmatch(change.name) is None:
+                    wanted = "1 to 128 letters, digits, _, -, . or /"
+                    raise ValueError(f'{table}."{full}".name must be {wanted}, not {change.name!r}')
+        for full, change in self.prompt.items():
+            if others := sorted(name for name, value in change.fixed.items() if not isinstance(value, str)):
+                found = change.fixed[others[0]]
+                raise ValueError(f'prompt."{full}".fixed.{others[0]} must be a text, not {found!r}')
+
+    def patterns_of(self, listed: ListName) -> tuple[str, ...]:
+        """The patterns that pick what one list has."""
+        match listed:
+            case "tools":
+                return self.tools
+            case "prompts":
+                return self.prompts
+            case "resources" | "templates":
+                return self.resources
+
+    @property
+    def changes(self) -> Mapping[ChangeTable, Mapping[str, SetChange]]:
+        """All changes, by their table."""
+        return {"tool": self.tool, "prompt": self.prompt, "resource": self.resource}
+
+    def changes_of(self, listed: ListName) -> Mapping[str, SetChange]:
+        """The changes of what one list has."""
+        return self.changes[CHANGE_TABLES[listed]]
 
 
 NO_SET = SetSettings()
 """A set that does not exist, and so has nothing in it."""
 
-NO_CHANGE = SetTool()
+NO_CHANGE = SetChange()
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
-"""The names of tools that MCP recommends."""
+"""The names of tools that MCP recommends, and so of prompts."""
 _LLM_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LLM_LENGTH_MAX}}}")
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def set_names(pairs: Iterable[Pair], settings: SetSettings, style: Style) -> dict[Pair, str]:
-    """The name of everything in a set: what the set calls it, else its own name if no other has it.
+def set_names(pairs: Iterable[Pair], changes: Mapping[str, SetChange], style: Style) -> dict[Pair, str]:
+    """The names of a set's tools, or of its prompts: what the set calls one, else its own name if no other has it.
 
     Other names are those of the common surface, `server.tool` or the form for language models. The table covers all of
     the set, not only what one caller sees, so that a name means the same to all callers.
@@ -102,9 +148,9 @@ def set_names(pairs: Iterable[Pair], settings: SetSettings, style: Style) -> dic
     everything = dict.fromkeys(pairs)
     table: dict[Pair, str] = {}
     taken: set[str] = set()
-    if any(change.name is not None for change in settings.tool.values()):
+    if any(change.name is not None for change in changes.values()):
         for pair in sorted(everything):
-            name = settings.tool.get(canonical(pair), NO_CHANGE).name
+            name = changes.get(canonical(pair), NO_CHANGE).name
             if name is not None and name not in taken:  # the first keeps it; `colliding_names` reports the second
                 table[pair] = name
                 taken.add(name)
@@ -124,29 +170,13 @@ def set_names(pairs: Iterable[Pair], settings: SetSettings, style: Style) -> dic
     return table
 
 
-def colliding_names(settings: SetSettings) -> dict[str, list[str]]:
-    """The names that a set gives to several tools, with these tools; the first of them keeps the name."""
+def colliding_names(changes: Mapping[str, SetChange]) -> dict[str, list[str]]:
+    """The names that a set gives to several tools or prompts, with these; the first of them keeps the name."""
     named: dict[str, list[str]] = {}
-    for tool, change in sorted(settings.tool.items()):
+    for full, change in sorted(changes.items()):
         if change.name is not None:
-            named.setdefault(change.name, []).append(tool)
-    return {name: tools for name, tools in named.items() if len(tools) > 1}
-
-
-# -- descriptions ------------------------------------------------------------------------------------------------------
-
-_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
-
-
-def shortened(text: str, length: int) -> str:
-    """The first sentences of a text that fit; if not even one does, its first words and an ellipsis."""
-    if len(text) <= length:
-        return text
-    ends = [found.end() for found in _SENTENCE_END.finditer(text, 0, length + 1) if found.end() <= length]
-    if ends and (sentences := text[: ends[-1]].rstrip()):
-        return sentences
-    words = text[: length - 1]
-    return f"{(words.rpartition(' ')[0] or words).rstrip()}…"
+            named.setdefault(change.name, []).append(full)
+    return {name: several for name, several in named.items() if len(several) > 1}
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -181,7 +211,7 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 
 
 class UnusableInSet(ValueError):
-    """A tool cannot be in a set as it is configured; the message says why."""
+    """A tool or prompt cannot be in a set as it is configured; the message says why."""
 
 
 class SetNote(msgspec.Struct, frozen=True):
@@ -192,24 +222,28 @@ class SetNote(msgspec.Struct, frozen=True):
 
 
 class SetVariant(msgspec.Struct, frozen=True):
-    """A tool as a set has it."""
+    """A feature as a set has it."""
 
-    tool: Tool
+    feature: Feature
     fixed: Defaults = {}
     """Arguments that the hub fills in."""
     accepted: frozenset[str] | None = None
     """The only arguments that callers may send; None for all."""
 
 
-def change_tool(
-    tool: Tool, change: SetTool, defaults: Collection[str] = (), description_max: int | None = None
+def change_feature(
+    feature: Feature, change: SetChange, defaults: Collection[str] = (), description_max: int | None = None
 ) -> SetVariant:
-    """The tool as the set has it. `defaults` are arguments that the operator adds anyway.
+    """The feature as the set has it. `defaults` are arguments of a tool that the operator adds anyway.
 
     Raises:
         UnusableInSet: its arguments cannot be changed as configured.
     """
-    definition = dict(tool.definition)
+    definition = dict(feature.definition)
+    if change.name is not None and isinstance(feature, Resource | Template):
+        definition["name"] = _raw(change.name)
+    if change.title is not None:
+        definition["title"] = _raw(change.title)
     if change.description is not None:
         definition["description"] = _raw(change.description)
     elif (
@@ -219,32 +253,39 @@ def change_tool(
     ):
         definition["description"] = _raw(shortened(text, description_max))
     accepted: frozenset[str] | None = None
-    if change.fixed or change.hide:
-        schema, accepted = _without_arguments(tool, {*change.fixed, *change.hide}, {*change.fixed, *defaults})
+    removed = {*change.fixed, *change.hide}
+    if removed and isinstance(feature, Tool):
+        schema, accepted = _schema_without(feature, removed, {*change.fixed, *defaults})
         definition["inputSchema"] = _raw(schema)
-    if definition == tool.definition:
-        return SetVariant(tool)
-    return SetVariant(Tool.of(tool.server, tool.name, definition), compile_defaults(change.fixed), accepted)
+    elif removed and isinstance(feature, Prompt):
+        arguments, accepted = _arguments_without(feature, removed, change.fixed)
+        definition["arguments"] = _raw(arguments)
+    if definition == feature.definition:
+        return SetVariant(feature)
+    changed = type(feature).of(feature.server, feature.name, definition)
+    return SetVariant(changed, compile_defaults(change.fixed), accepted)
 
 
 def variant_of(
-    settings: SetSettings, tool: Tool, full: str, defaults: Collection[str], checks: CheckCache
+    settings: SetSettings,
+    listed: ListName,
+    feature: Feature,
+    full: str,
+    checks: CheckCache,
+    defaults: Collection[str] = (),
 ) -> SetVariant | str:
-    """A tool as the set has it, or why it cannot have it.
+    """A feature as the set has it, or why it cannot have it.
 
-    Kept with the settings: a snapshot is replaced whenever any server changes, and most tools are not.
+    Kept with the settings: a snapshot is replaced whenever any server changes, and most features are not.
     """
-    key = (full, tool.digest, tuple(defaults))
+    key = (type(feature), full, feature.digest, tuple(defaults))
     found = settings.variants.get(key)
     if found is None:
-        change = settings.tool.get(full, NO_CHANGE)
+        change = settings.changes_of(listed).get(full, NO_CHANGE)
         try:
-            found = change_tool(tool, change, defaults, settings.description_max)
-            for name, value in change.fixed.items():
-                # The message of the check quotes the value, which may be a secret.
-                wrong = checks.check_for(_without_requirements(tool))(_raw({name: value}))
-                if wrong is not None and wrong is not EXPENSIVE:
-                    raise UnusableInSet(f"its inputSchema does not accept the value of fixed.{name}")
+            found = change_feature(feature, change, defaults, settings.description_max)
+            if isinstance(feature, Tool):
+                _check_fixed(feature, change.fixed, checks)
         except UnusableInSet as error:
             found = str(error)
         if len(settings.variants) >= VARIANTS_MAX:
@@ -253,7 +294,58 @@ def variant_of(
     return found
 
 
-def _without_arguments(tool: Tool, removed: set[str], filled: set[str]) -> tuple[dict[str, Any], frozenset[str]]:
+def _check_fixed(tool: Tool, fixed: Mapping[str, Any], checks: CheckCache) -> None:
+    """Raises `UnusableInSet` if the tool's schema does not accept a fixed value."""
+    for name, value in fixed.items():
+        # The message of the check quotes the value, which may be a secret.
+        wrong = checks.check_for(_without_requirements(tool))(_raw({name: value}))
+        if wrong is not None and wrong is not EXPENSIVE:
+            raise UnusableInSet(f"its inputSchema does not accept the value of fixed.{name}")
+
+
+def _left(
+    declared: Iterable[str], required: Iterable[str], removed: Collection[str], filled: Collection[str]
+) -> list[str]:
+    """The declared arguments without the removed ones. `filled` are those that the hub sends anyway.
+
+    Raises:
+        UnusableInSet: some cannot be removed.
+    """
+    declared = list(declared)
+    if unknown := sorted(set(removed).difference(declared)):
+        raise UnusableInSet(f"it declares no argument {unknown[0]!r}")
+    if needed := sorted(set(required).intersection(removed).difference(filled)):
+        raise UnusableInSet(f"its argument {needed[0]!r} is required: fix it instead of hiding it")
+    left = [name for name in declared if name not in removed]
+    # Some servers do not distinguish case in names of arguments, and the last of two would win there.
+    folded = {name.casefold() for name in removed}
+    if alike := sorted(name for name in left if name.casefold() in folded):
+        raise UnusableInSet(f"its argument {alike[0]!r} differs from a fixed or hidden one by case only")
+    return left
+
+
+class _PromptArgument(msgspec.Struct):
+    name: str
+    required: bool | None = False
+
+
+def _arguments_without(
+    prompt: Prompt, removed: Collection[str], filled: Collection[str]
+) -> tuple[list[msgspec.Raw], frozenset[str]]:
+    """The arguments of a prompt without some, and the names of those that are left."""
+    try:
+        arguments = msgspec.json.decode(prompt.definition.get("arguments", NO_ARGUMENTS), type=list[msgspec.Raw] | None)
+        declared = [(msgspec.json.decode(each, type=_PromptArgument), each) for each in arguments or ()]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnusableInSet("its arguments are malformed") from error
+    required = [each.name for each, _ in declared if each.required]
+    left = _left((each.name for each, _ in declared), required, removed, filled)
+    return [raw for each, raw in declared if each.name in left], frozenset(left)
+
+
+def _schema_without(
+    tool: Tool, removed: Collection[str], filled: Collection[str]
+) -> tuple[dict[str, Any], frozenset[str]]:
     """The schema of a tool without some arguments, and the names of those that are left."""
     schema = _schema(tool)
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -261,19 +353,11 @@ def _without_arguments(tool: Tool, removed: set[str], filled: set[str]) -> tuple
         raise UnusableInSet("its inputSchema is malformed")
     if combined := next((key for key in _COMBINED if key in schema), None):
         raise UnusableInSet(f"its inputSchema has {combined}, so that arguments cannot be removed safely")
-    if unknown := sorted(removed - properties.keys()):
-        raise UnusableInSet(f"it declares no argument {unknown[0]!r}")
-    if needed := sorted((removed & {each for each in required if isinstance(each, str)}) - filled):
-        raise UnusableInSet(f"its argument {needed[0]!r} is required: fix it instead of hiding it")
-    left = {name: value for name, value in properties.items() if name not in removed}
-    # Some servers do not distinguish case in names of arguments, and the last of two would win there.
-    folded = {name.casefold() for name in removed}
-    if alike := sorted(name for name in left if name.casefold() in folded):
-        raise UnusableInSet(f"its argument {alike[0]!r} differs from a fixed or hidden one by case only")
+    left = _left(properties, (each for each in required if isinstance(each, str)), removed, filled)
     kept = {key: value for key, value in schema.items() if key not in (*_OPEN, *_TELLTALE)}
     changed = {
         **kept,
-        "properties": left,
+        "properties": {name: properties[name] for name in left},
         "required": [name for name in required if name not in removed],
         "additionalProperties": False,
     }

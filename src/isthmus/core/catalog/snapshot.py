@@ -8,7 +8,7 @@ reaches what it reaches.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +27,15 @@ from isthmus.core.catalog.names import (
     uri_table,
     with_digits,
 )
-from isthmus.core.catalog.sets import NO_CHANGE, NO_SET, SetNote, SetSettings, set_names, variant_of
+from isthmus.core.catalog.sets import (
+    CHANGE_TABLES,
+    NO_SET,
+    SetNote,
+    SetSettings,
+    SetVariant,
+    set_names,
+    variant_of,
+)
 from isthmus.core.catalog.tool_rules import (
     NO_CHANGES,
     NO_TOOL_RULES,
@@ -49,7 +57,17 @@ from isthmus.core.catalog.view import (
 from isthmus.core.ports import VirtualTool
 from isthmus.model.callers import Exposure, Grants
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, Style, Surface
-from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Prompt, Resource, Template, Tool
+from isthmus.model.features import (
+    LISTS,
+    TASK_ABILITIES,
+    Ability,
+    Feature,
+    ListName,
+    Prompt,
+    Resource,
+    Template,
+    Tool,
+)
 from isthmus.model.names import FeatureName, ServerName
 
 F = TypeVar("F", bound=Feature)
@@ -69,11 +87,6 @@ disconnect all the time, each call would find a new snapshot."""
 
 Key: TypeAlias = tuple[Grants, Surface] | tuple[Grants, Surface, ClientCapabilities]
 """The key of a view; without capabilities where the view is the same for all clients."""
-
-ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
-"""The lists of a server, as the fields of `ServerStatus` are named."""
-
-LISTS: tuple[ListName, ...] = get_args(ListName)
 
 
 class FeatureLists(msgspec.Struct, frozen=True):
@@ -275,7 +288,7 @@ class Snapshot:
     def _find_unreached_in_set(self, grants: Grants, surface: Surface, name: str) -> ServerName | None:
         """`find_unreached` for a name in a set, which may rename tools."""
         settings = self._set_of(grants, surface)
-        policy = self.policy(Grants(settings.tools, settings.exclude).bounded_by(grants))
+        policy = self.policy(_grants_in_set(settings, "tools", grants))
         renamed = [tool for tool, change in settings.tool.items() if change.name == name]
         for server, server_status in sorted(self.server_statuses.items()):
             if surface.server not in (None, server) or not _is_visible(policy, server_status):
@@ -297,9 +310,7 @@ class Snapshot:
         if feature is None or (listed == "tools" and not rules.shows(own)):
             return False
         if surface.set or grants.set:
-            settings = self._set_of(grants, surface)
-            allow = settings.tools if listed == "tools" else settings.prompts
-            grants = Grants(allow, settings.exclude).bounded_by(grants)
+            grants = _grants_in_set(self._set_of(grants, surface), listed, grants)
         return not _is_allowed(self.policy(grants), feature, rules)
 
     def _feature_named(self, grants: Grants, surface: Surface, listed: ListName, name: str) -> Pair:
@@ -393,10 +404,8 @@ class Snapshot:
         No set has methods of unlisted servers, or methods that the hub does not know: they cannot be listed.
         """
         settings = self._set_of(grants, surface)
-        tools, prompts, resources = (
-            self.policy(Grants(allow, settings.exclude).bounded_by(grants))
-            for allow in (settings.tools, settings.prompts, settings.resources)
-        )
+        policies = {listed: self.policy(_grants_in_set(settings, listed, grants)) for listed in LISTS}
+        tools, prompts, resources = policies["tools"], policies["prompts"], policies["resources"]
         visible: list[ServerStatus] = []
         abilities: dict[ServerName, frozenset[Ability]] = {}
         for server, server_status in sorted(self.server_statuses.items()):
@@ -409,80 +418,81 @@ class Snapshot:
         view = View(resources, abilities)
         view.set, view.description, view.hubs = grants.set or surface.set, settings.description, _hubs_behind(visible)
         style: Style = "llm" if surface.style == "llm" else "canonical"
-        names = self._names_in_set(view.set, settings, style, "tools")
+        names = {listed: self._names_in_set(view.set, settings, style, listed) for listed in LISTS}
         if style == "llm":
-            view.aliases = llm_aliases(names.values())
+            view.aliases = llm_aliases(names["tools"].values())
         for server_status in visible:
             lists, rules = _lists_for(server_status, client_caps), server_status.rules
-            if not self._is_hidden(server_status):
-                self._add_set_tools(view, settings, lists.tools, rules, tools, names)
-            others: tuple[tuple[ListName, dict[str, Route], Iterable[Feature], Policy], ...] = (
-                ("prompts", view.prompts, lists.prompts, prompts),
-                ("resources", view.resources, lists.resources, resources),
-                ("templates", view.templates, lists.templates, resources),
-            )
-            for listed, table, features, policy in others:
-                _add(table, features, rules, policy, self._names_in_set(view.set, settings, style, listed))
+            for listed in LISTS:
+                if listed != "tools" or not self._is_hidden(server_status):
+                    features = _allowed(policies[listed], server_status.server, _list_of(lists, listed), rules)
+                    self._add_to_set(view, settings, listed, features, rules, names[listed])
             if resources.has_denials:
                 view.withhold(server_status.server, _denied_uris(resources, server_status))
             _add_not_ready(view, server_status)
         return view
 
     def variant_passes(self, grants: Grants, surface: Surface) -> Generator[None, None, None]:
-        """Change the tools of a set as it says, before its view is compiled: thousands take a tenth of a second."""
+        """Change what a set has as it says, before its view is compiled: thousands take a tenth of a second."""
         settings = self._set_of(grants, surface)
-        if (not settings.tool and settings.description_max is None) or (grants, surface) in self._views:
+        if (grants, surface) in self._views:
             return
-        policy = self.policy(Grants(settings.tools, settings.exclude).bounded_by(grants))
         number = 0
-        for server_status in self.server_statuses.values():
-            rules = server_status.rules
-            for tool in _allowed(policy, server_status.server, server_status.tools, rules):
-                route = ruled_route(tool, tool.name, rules)
-                assert isinstance(route.feature, Tool)
-                defaults = {} if route.changes is None else route.changes.defaults
-                variant_of(settings, route.feature, canonical((tool.server, tool.name)), defaults, self._checks)
-                if not (number := number + 1) % VARIANTS_AT_ONCE:
-                    yield
+        for listed in LISTS:
+            if settings.description_max is None and not settings.changes_of(listed):
+                continue
+            policy = self.policy(_grants_in_set(settings, listed, grants))
+            for server_status in self.server_statuses.values():
+                rules = server_status.rules
+                for feature in _allowed(policy, server_status.server, _list_of(server_status, listed), rules):
+                    self._variant(settings, listed, self._plain_route(feature, feature.name, rules))
+                    if not (number := number + 1) % VARIANTS_AT_ONCE:
+                        yield
 
-    def _add_set_tools(
+    def _add_to_set(
         self,
         view: View,
         settings: SetSettings,
-        tools: tuple[Tool, ...],
+        listed: ListName,
+        features: Iterable[Feature],
         rules: ToolRules,
-        policy: Policy,
         names: dict[Pair, str],
     ) -> None:
-        is_plain = rules is NO_TOOL_RULES and not settings.tool and settings.description_max is None
-        routes, check_of = view.routes, self._checks.check_for
-        for tool in _allowed(policy, tools[0].server, tools, rules) if tools else ():
-            if not (rules is NO_TOOL_RULES or rules.shows(tool.name)):
+        """Add features of one server to one list of a set's view, under their names and changed as it says."""
+        table, is_named = view.table(listed), listed in ("tools", "prompts")
+        changes, is_cutting = settings.changes_of(listed), settings.description_max is not None
+        for feature in features:
+            if listed == "tools" and not (rules is NO_TOOL_RULES or rules.shows(feature.name)):
                 continue
-            exposed = names[tool.server, tool.name]
-            if is_plain and exposed == tool.name:
-                routes[exposed] = Route(tool, exposed, check_of(tool))
-            else:
-                self._add_set_tool(view, settings, tool, rules, exposed)
+            exposed = names[feature.server, feature.name]
+            route = self._plain_route(feature, exposed, rules)
+            is_changed = is_cutting or (changes and canonical((feature.server, feature.name)) in changes)
+            own = feature.name if is_named and exposed != feature.name else ""
+            if not is_changed and not own:
+                table[exposed] = route
+                continue
+            variant = self._variant(settings, listed, route) if is_changed else SetVariant(route.feature)
+            if isinstance(variant, str):
+                view.left_out[listed, canonical((feature.server, feature.name))] = variant
+                continue
+            defaults = {} if route.changes is None else route.changes.defaults
+            changed = CallChanges({**defaults, **variant.fixed}, variant.accepted, own)
+            table[exposed] = replace(
+                route, feature=variant.feature, changes=None if changed == NO_CHANGES else changed, own=feature
+            )
 
-    def _add_set_tool(self, view: View, settings: SetSettings, tool: Tool, rules: ToolRules, exposed: str) -> None:
-        full = canonical((tool.server, tool.name))
-        change, check = settings.tool.get(full, NO_CHANGE), self._checks.check_for(tool)
-        own = tool.name if exposed != tool.name else ""
-        if change is NO_CHANGE and settings.description_max is None and rules is NO_TOOL_RULES:
-            view.routes[exposed] = Route(tool, exposed, check, CallChanges(tool=own) if own else None)
-            return
-        route = ruled_route(tool, exposed, rules, check)
-        assert isinstance(route.feature, Tool)
-        defaults = {} if route.changes is None else route.changes.defaults
-        variant = variant_of(settings, route.feature, full, defaults, self._checks)
-        if isinstance(variant, str):
-            view.left_out[full] = variant
-            return
-        changes = CallChanges({**defaults, **variant.fixed}, variant.accepted, own)
-        view.routes[exposed] = replace(
-            route, feature=variant.tool, changes=None if changes == NO_CHANGES else changes, own=tool
-        )
+    def _plain_route(self, feature: Feature, exposed: str, rules: ToolRules) -> Route:
+        """The route of a feature with the rules of its server, before a set changes it."""
+        if not isinstance(feature, Tool):
+            return Route(feature, exposed, is_trusted=rules.is_trusted)
+        check = self._checks.check_for(feature)
+        return Route(feature, exposed, check) if rules is NO_TOOL_RULES else ruled_route(feature, exposed, rules, check)
+
+    def _variant(self, settings: SetSettings, listed: ListName, route: Route) -> SetVariant | str:
+        """A feature as a set has it, or why it cannot have it."""
+        feature, defaults = route.feature, () if route.changes is None else route.changes.defaults
+        full = canonical((feature.server, feature.name))
+        return variant_of(settings, listed, feature, full, self._checks, defaults)
 
     def _names_in_set(self, name: str | None, settings: SetSettings, style: Style, listed: ListName) -> dict[Pair, str]:
         """The names of one list of a set. They do not depend on the caller: a name means the same to all."""
@@ -497,14 +507,13 @@ class Snapshot:
             elif listed == "templates":
                 names = uri_table(pairs)
             else:
-                names = set_names(pairs, settings if listed == "tools" else NO_SET, style)
+                names = set_names(pairs, settings.changes_of(listed), style)
             self._set_names[key] = names
         return self._set_names[key]
 
     def _pairs_in_set(self, settings: SetSettings, listed: ListName) -> list[Pair]:
         """What a set picks, before any caller's permissions apply."""
-        allow = {"tools": settings.tools, "prompts": settings.prompts}.get(listed, settings.resources)
-        policy = self.without_custom_policy().policy(Grants(allow, settings.exclude))
+        policy = self.without_custom_policy().policy(Grants(settings.patterns_of(listed), settings.exclude))
         pairs: list[Pair] = []
         for server_status in self.server_statuses.values():
             if server_status.state == "disabled" or (listed == "tools" and self._is_hidden(server_status)):
@@ -518,7 +527,7 @@ class Snapshot:
         return pairs
 
     def set_notes(self, name: str) -> Sequence[SetNote]:
-        """What the operator should know about a set: tools left out, patterns and changes without effect."""
+        """What the operator should know about a set: what is left out, patterns and changes without effect."""
         if name not in self._set_notes:
             self._set_notes[name] = self._make_set_notes(name)
         return self._set_notes[name]
@@ -526,7 +535,8 @@ class Snapshot:
     def _make_set_notes(self, name: str) -> list[SetNote]:
         settings = self.sets.get(name, NO_SET)
         view = self.without_custom_policy().view(ALL, Surface(set=name))
-        notes = [SetNote(("tool", tool), f"is left out: {why}") for tool, why in sorted(view.left_out.items())]
+        left_out = sorted(view.left_out.items(), key=lambda entry: (LISTS.index(entry[0][0]), entry[0][1]))
+        notes = [SetNote((CHANGE_TABLES[listed], full), f"is left out: {why}") for (listed, full), why in left_out]
         if any(not status.has_lists and status.state != "disabled" for status in self.server_statuses.values()):
             return notes  # patterns may mean what a server has not listed yet
         lists: tuple[tuple[str, tuple[str, ...], tuple[ListName, ...]], ...] = (
@@ -546,9 +556,14 @@ class Snapshot:
                 policy = self.without_custom_policy().policy(Grants((pattern,)))
                 if not any(_is_allowed(policy, feature, rules) for feature, rules in features):
                     notes.append(SetNote((key,), f"has {pattern}, which matches nothing"))
-        picked = {canonical((route.feature.server, route.feature.name)) for route in view.routes.values()}
-        unused = sorted(settings.tool.keys() - picked - view.left_out.keys())
-        return [*notes, *(SetNote(("tool", tool), "is not among the tools of the set") for tool in unused)]
+        picked = {(CHANGE_TABLES[listed], full) for listed, full in view.left_out}
+        for name_of_list in LISTS:
+            own = (route.feature for route in view.table(name_of_list).values())
+            picked |= {(CHANGE_TABLES[name_of_list], canonical((each.server, each.name))) for each in own}
+        for table, changes in settings.changes.items():
+            unused = (full for full in sorted(changes) if (table, full) not in picked)
+            notes += [SetNote((table, full), f"is not among the {table}s of the set") for full in unused]
+        return notes
 
     def names_nothing(self, pattern: str) -> bool:
         """Whether a pattern names a tool that its server, which is ready, does not have."""
@@ -611,6 +626,11 @@ class Snapshot:
 
     def _is_hidden(self, server_status: ServerStatus) -> bool:
         return self.hides is not None and self.hides(server_status)
+
+
+def _grants_in_set(settings: SetSettings, listed: ListName, grants: Grants) -> Grants:
+    """What of one list a set picks of what these permissions allow."""
+    return Grants(settings.patterns_of(listed), settings.exclude).bounded_by(grants)
 
 
 def _labels(policy: Policy, feature: Feature, rules: ToolRules) -> Labels:

@@ -1,6 +1,7 @@
 """The operator's rules for one server's tools: which are visible, default arguments, caching, tags; and tool labels.
 
-`config` fills in `ToolRules`, which are compared on reload; a `Snapshot` compiles them into its routes.
+`config` fills in `ToolRules`, which are compared on reload; a `Snapshot` compiles them into its routes. What they and a
+set change in a call is a `CallChanges`.
 
 Labels are what permissions can match besides names: tags, of the operator (`ToolRules.tags`) or of the server (`_meta`,
 as FastMCP writes them), and hints, of the server alone (a tool's `annotations`). A server may lie: what it claims
@@ -14,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from isthmus.core.access.policy import HINT, TAG, Hint, Labels
 from isthmus.core.catalog.argument_validation import DETAIL_LENGTH_MAX
+from isthmus.model.calls import Call
 from isthmus.model.features import Feature, Tool
 
 EVERY = "*"
@@ -84,14 +87,44 @@ def compile_defaults(values: Mapping[str, Any]) -> Defaults:
 
 
 class CallChanges(msgspec.Struct, frozen=True):
-    """What the operator changes in each call of a tool before its arguments are checked."""
+    """What the operator changes in each call of a tool or prompt before its arguments are checked."""
 
     defaults: Defaults = {}
     """Arguments to add if the caller leaves them out."""
     accepted: frozenset[str] | None = None
     """The only arguments that the caller may send; None for all. The others are fixed, or hidden from it."""
     tool: str = ""
-    """The server's own name of the tool, where a set has another."""
+    """The server's own name of the tool or prompt, where a set has another."""
+
+    def applied_to(self, call: Call) -> Call | str:
+        """The call with its arguments complete, or what is wrong with them."""
+        if call.kind == "prompt_argument":
+            return self._applied_to_completion(call)
+        if (detail := self.refusal(call.arguments)) is not None:
+            return detail
+        arguments = fill_defaults(call.arguments, self.defaults) if self.defaults else call.arguments
+        return replace(call, arguments=arguments, tool=self.tool)
+
+    def _applied_to_completion(self, call: Call) -> Call | str:
+        """The same for a completion, whose `context` has the other arguments of the prompt.
+
+        Both objects are written anew, because a server may read another of repeated members.
+        """
+        if self.accepted is None:
+            return replace(call, tool=self.tool)
+        try:
+            argument = msgspec.json.decode(call.arguments, type=_CompletedArgument)
+            context = msgspec.json.decode(call.extra.get("context", EMPTY), type=_CompletionContext)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return "argument needs a name and a value, and context an object of arguments"
+        named = msgspec.Raw(_encode({argument.name: None}))
+        for arguments in (named, context.arguments):
+            if (detail := self.refusal(arguments)) is not None:
+                return detail
+        extra = {name: member for name, member in call.extra.items() if name.casefold() != "context"}
+        if filled := _MEMBERS.decode(fill_defaults(context.arguments, self.defaults)):
+            extra["context"] = msgspec.Raw(_encode({"arguments": filled}))
+        return replace(call, arguments=msgspec.Raw(_encode(argument)), extra=extra, tool=self.tool)
 
     def refusal(self, arguments: msgspec.Raw) -> str | None:
         """What is wrong with the caller's arguments; None if they may be sent.
@@ -112,6 +145,17 @@ class CallChanges(msgspec.Struct, frozen=True):
 
 
 NO_CHANGES = CallChanges()
+
+EMPTY = msgspec.Raw(b"{}")
+
+
+class _CompletedArgument(msgspec.Struct):
+    name: str
+    value: msgspec.Raw
+
+
+class _CompletionContext(msgspec.Struct):
+    arguments: msgspec.Raw = EMPTY
 
 
 def fill_defaults(arguments: msgspec.Raw, defaults: Defaults) -> msgspec.Raw:

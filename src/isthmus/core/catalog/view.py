@@ -35,7 +35,7 @@ from isthmus.core.catalog.tool_rules import (
 from isthmus.core.ports import VirtualTool
 from isthmus.model.callers import Exposure
 from isthmus.model.calls import Kind
-from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
+from isthmus.model.features import TASK_ABILITIES, Ability, Feature, ListName, Resource, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 
 ServerState: TypeAlias = Literal["starting", "ready", "retrying", "login", "away", "stopped", "disabled"]
@@ -180,8 +180,8 @@ class View:
         """The set that this is a view of; only its names can be called."""
         self.description = ""
         """What the set is for, in the operator's words; for one trusted server, how it says it should be used."""
-        self.left_out: dict[str, str] = {}
-        """Tools that the set picks and that cannot be in it, by `server.tool`, and why. For the operator."""
+        self.left_out: dict[tuple[ListName, str], str] = {}
+        """What the set picks and cannot have, by list and `server.tool`, and why. For the operator."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[TemplateShape, Route]] | None = None
@@ -197,6 +197,18 @@ class View:
         """
         is_unheard = any(server in self.missing for server, abilities in self.servers.items() if not abilities)
         return self.abilities | {"tools"} if is_unheard or not self.servers else self.abilities
+
+    def table(self, listed: ListName) -> dict[str, Route]:
+        """The routes of one list by name or URI. Those of tools are all that can be called."""
+        match listed:
+            case "tools":
+                return self.routes
+            case "prompts":
+                return self.prompts
+            case "resources":
+                return self.resources
+            case "templates":
+                return self.templates
 
     @property
     def listed(self) -> Mapping[str, Route]:

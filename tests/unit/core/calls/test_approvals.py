@@ -16,7 +16,7 @@ from isthmus.core.admin_ports import ApprovalAlreadyDecided, ApprovalVerdict
 from isthmus.core.audit import Fact
 from isthmus.core.calls import approvals as module
 from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, SCHEMA_BYTES_MAX, CallApprovals, lacking_arguments
-from isthmus.core.catalog.sets import SetSettings, SetTool
+from isthmus.core.catalog.sets import SetChange, SetSettings
 from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.journal import Document, OnWritten, WriteResult
 from isthmus.core.settings import Limits
@@ -706,7 +706,7 @@ async def test_other_rules_apply_to_calls_that_wait() -> None:
 async def test_arguments_that_the_hub_adds_are_named_and_not_shown() -> None:
     schema = {"type": "object", "properties": {"amount": {"type": "number"}, "token": {"type": "string"}}}
     stage = Held(tools=(tool("read", inputSchema=schema),))
-    fixed = SetTool(fixed={"token": "very-secret"})
+    fixed = SetChange(fixed={"token": "very-secret"})
     stage.hub.change_sets({"dev": SetSettings(tools=("*",), tool={"files.read": fixed})})
     made = call("read", PAY, surface=Surface(set="dev"))
     id, _ = await stage.ask(made)
@@ -724,7 +724,7 @@ async def test_another_fixed_argument_makes_it_another_call() -> None:
     stage = Held(tools=(tool("read", inputSchema=schema),))
 
     def fix(to: str) -> None:
-        stage.hub.change_sets({"dev": SetSettings(tools=("*",), tool={"files.read": SetTool(fixed={"to": to})})})
+        stage.hub.change_sets({"dev": SetSettings(tools=("*",), tool={"files.read": SetChange(fixed={"to": to})})})
 
     fix("ann")
     made = call("read", PAY, surface=Surface(set="dev"))

@@ -10,12 +10,12 @@ import pytest
 
 from isthmus.core.catalog.access_reasons import explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.sets import SetSettings, SetTool, UnusableInSet, change_tool, set_names, shortened
+from isthmus.core.catalog.sets import SetChange, SetSettings, UnusableInSet, change_feature, set_names
 from isthmus.core.catalog.snapshot import SERVERS_FOR_SINGLE_VIEW, ServerStatus, Snapshot
 from isthmus.core.catalog.tool_rules import CallChanges, ToolRules, fill_defaults
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Kind, Style, Surface
-from isthmus.model.features import Tool
+from isthmus.model.features import Feature, Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import ABLE, prompt, ready, resource, template, tool
 
@@ -41,7 +41,7 @@ def snapshot(settings: SetSettings, *statuses: ServerStatus) -> Snapshot:
     return Snapshot(1, known, CheckCache(limit_bytes=1 << 16), sets={"dev": settings})
 
 
-def schema_of(changed: Tool) -> dict[str, Any]:
+def schema_of(changed: Feature) -> dict[str, Any]:
     schema: dict[str, Any] = msgspec.json.decode(changed.definition["inputSchema"])
     return schema
 
@@ -51,10 +51,10 @@ def schema_of(changed: Tool) -> dict[str, Any]:
 
 def names(*pairs: tuple[str, str], style: Style = "canonical", **renamed: str) -> list[str]:
     """The names of some tools; `renamed` has new names by `server__tool`."""
-    changes = {old.replace("__", "."): SetTool(name=new) for old, new in renamed.items()}
+    changes = {old.replace("__", "."): SetChange(name=new) for old, new in renamed.items()}
     typed = [(ServerName(server), FeatureName(own)) for server, own in pairs]
-    table = set_names(typed, SetSettings(tool=changes), style)
-    assert set_names(reversed(typed), SetSettings(tool=changes), style) == table
+    table = set_names(typed, changes, style)
+    assert set_names(reversed(typed), changes, style) == table
     return [table[pair] for pair in typed]
 
 
@@ -83,31 +83,12 @@ def test_names_are_legal_for_language_models_if_the_hub_is_for_them() -> None:
     assert len(found[4]) <= 64
 
 
-# -- descriptions --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "length", "short"),
-    [
-        ("Short.", 20, "Short."),
-        ("One sentence. Another one. And a third.", 30, "One sentence. Another one."),
-        ("Version 1.2.3 of something long. More.", 34, "Version 1.2.3 of something long."),
-        ("A heading\nand then a long explanation of it", 20, "A heading"),
-        ("No sentence ends here at all, not even late.", 20, "No sentence ends…"),
-        ("x" * 30, 20, "x" * 19 + "…"),
-    ],
-)
-def test_a_description_is_cut_at_the_end_of_a_sentence(text: str, length: int, short: str) -> None:
-    assert shortened(text, length) == short
-    assert len(short) <= length
-
-
 # -- arguments -----------------------------------------------------------------------------------------------------
 
 
 def test_a_fixed_argument_leaves_the_schema_and_is_filled_in() -> None:
-    variant = change_tool(defined(), SetTool(fixed={"root": "/srv"}))
-    schema = schema_of(variant.tool)
+    variant = change_feature(defined(), SetChange(fixed={"root": "/srv"}))
+    schema = schema_of(variant.feature)
     assert list(schema["properties"]) == ["path", "deep"]
     assert schema["required"] == ["path"]
     changes = CallChanges(variant.fixed, variant.accepted)
@@ -119,8 +100,8 @@ def test_a_fixed_argument_leaves_the_schema_and_is_filled_in() -> None:
 
 def test_a_tool_with_removed_arguments_takes_only_declared_ones() -> None:
     open_schema = {**SCHEMA, "additionalProperties": {"type": "string"}, "patternProperties": {"^r": {}}}
-    variant = change_tool(defined(open_schema), SetTool(hide=("deep",)))
-    schema = schema_of(variant.tool)
+    variant = change_feature(defined(open_schema), SetChange(hide=("deep",)))
+    schema = schema_of(variant.feature)
     assert schema["additionalProperties"] is False
     assert "patternProperties" not in schema
     assert variant.accepted == frozenset({"path", "root"})
@@ -128,57 +109,57 @@ def test_a_tool_with_removed_arguments_takes_only_declared_ones() -> None:
 
 def test_nothing_in_the_schema_shows_a_removed_argument() -> None:
     received = {**SCHEMA, "default": {"deep": True}, "examples": [{"deep": False}]}
-    text = bytes(change_tool(defined(received), SetTool(hide=("deep",))).tool.definition["inputSchema"])
+    text = bytes(change_feature(defined(received), SetChange(hide=("deep",))).feature.definition["inputSchema"])
     assert b"deep" not in text
 
 
 def test_the_last_required_argument_leaves_no_empty_list() -> None:
-    schema = schema_of(change_tool(defined(), SetTool(fixed={"root": "/srv", "path": "a"})).tool)
+    schema = schema_of(change_feature(defined(), SetChange(fixed={"root": "/srv", "path": "a"})).feature)
     assert "required" not in schema  # an empty list is invalid in draft 4
 
 
 def test_an_unchanged_tool_stays_the_same_object() -> None:
     plain = defined(description="Reads.")
-    assert change_tool(plain, SetTool(), (), 20).tool is plain
+    assert change_feature(plain, SetChange(), (), 20).feature is plain
 
 
 def test_a_required_argument_can_be_hidden_if_the_operator_fills_it_in() -> None:
-    variant = change_tool(defined(), SetTool(hide=("root",)), {"root"})
+    variant = change_feature(defined(), SetChange(hide=("root",)), {"root"})
     assert variant.accepted == frozenset({"path", "deep"})
 
 
 @pytest.mark.parametrize(
     ("schema", "change", "why"),
     [
-        (SCHEMA, SetTool(fixed={"rot": "/"}), "it declares no argument 'rot'"),
-        (SCHEMA, SetTool(hide=("root",)), "its argument 'root' is required: fix it instead of hiding it"),
-        ({**SCHEMA, "allOf": []}, SetTool(hide=("deep",)), "has allOf"),
-        ({"$ref": "#/$defs/A", "$defs": {"A": SCHEMA}}, SetTool(hide=("deep",)), "has $ref"),
-        ({**SCHEMA, "dependentRequired": {"path": ["deep"]}}, SetTool(hide=("deep",)), "has dependentRequired"),
-        ({**SCHEMA, "minProperties": 2}, SetTool(hide=("deep",)), "has minProperties"),
-        ({**SCHEMA, "enum": [{"path": "a"}]}, SetTool(hide=("deep",)), "has enum"),
+        (SCHEMA, SetChange(fixed={"rot": "/"}), "it declares no argument 'rot'"),
+        (SCHEMA, SetChange(hide=("root",)), "its argument 'root' is required: fix it instead of hiding it"),
+        ({**SCHEMA, "allOf": []}, SetChange(hide=("deep",)), "has allOf"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": SCHEMA}}, SetChange(hide=("deep",)), "has $ref"),
+        ({**SCHEMA, "dependentRequired": {"path": ["deep"]}}, SetChange(hide=("deep",)), "has dependentRequired"),
+        ({**SCHEMA, "minProperties": 2}, SetChange(hide=("deep",)), "has minProperties"),
+        ({**SCHEMA, "enum": [{"path": "a"}]}, SetChange(hide=("deep",)), "has enum"),
         (
             {**SCHEMA, "properties": {**SCHEMA["properties"], "again": {"$ref": "#/properties/deep"}}},
-            SetTool(hide=("deep",)),
+            SetChange(hide=("deep",)),
             "refers to itself",
         ),
         (
             {**SCHEMA, "properties": {**SCHEMA["properties"], "more": {"items": {"$ref": "#"}}}},
-            SetTool(hide=("deep",)),
+            SetChange(hide=("deep",)),
             "refers to itself",
         ),
         (
             {**SCHEMA, "properties": {**SCHEMA["properties"], "Deep": {}}},
-            SetTool(hide=("deep",)),
+            SetChange(hide=("deep",)),
             "'Deep' differs from a fixed or hidden one by case only",
         ),
-        ({"properties": []}, SetTool(hide=("deep",)), "malformed"),
-        (True, SetTool(hide=("deep",)), "declares no arguments"),
+        ({"properties": []}, SetChange(hide=("deep",)), "malformed"),
+        (True, SetChange(hide=("deep",)), "declares no arguments"),
     ],
 )
-def test_a_schema_that_cannot_be_changed_safely_is_refused(schema: Any, change: SetTool, why: str) -> None:
+def test_a_schema_that_cannot_be_changed_safely_is_refused(schema: Any, change: SetChange, why: str) -> None:
     with pytest.raises(UnusableInSet) as refused:
-        change_tool(defined(schema), change)
+        change_feature(defined(schema), change)
     assert why in str(refused.value)
 
 
@@ -188,21 +169,48 @@ def test_arguments_that_are_no_object_are_refused() -> None:
         assert changes.refusal(msgspec.Raw(text)) == "must be a JSON object"
 
 
+def prompted(*arguments: Any) -> Prompt:
+    definition = {"name": msgspec.Raw(b'"ask"'), "arguments": msgspec.Raw(json.dumps(arguments).encode())}
+    return Prompt.of(FILES, FeatureName("ask"), definition)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change", "why"),
+    [
+        ([{"name": "a"}], SetChange(fixed={"b": "x"}), "it declares no argument 'b'"),
+        ([{"name": "a", "required": True}], SetChange(hide=("a",)), "'a' is required: fix it instead of hiding it"),
+        ([{"name": "a"}, {"name": "A"}], SetChange(hide=("a",)), "'A' differs from a fixed or hidden one by case only"),
+        ([{"name": 7}], SetChange(hide=("a",)), "its arguments are malformed"),
+    ],
+)
+def test_a_prompt_that_cannot_be_changed_safely_is_refused(arguments: list[Any], change: SetChange, why: str) -> None:
+    with pytest.raises(UnusableInSet) as refused:
+        change_feature(prompted(*arguments), change)
+    assert why in str(refused.value)
+
+
+def test_a_prompt_keeps_what_a_set_leaves_as_it_is() -> None:
+    unknown = {"name": "b", "required": False, "new": [1]}
+    variant = change_feature(prompted({"name": "a", "required": True}, unknown), SetChange(fixed={"a": "x"}))
+    assert json.loads(bytes(variant.feature.definition["arguments"])) == [unknown]
+    assert variant.accepted == frozenset({"b"})
+
+
 # -- views ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_fixed_value_that_does_not_fit_leaves_the_tool_out() -> None:
-    settings = SetSettings(tools=("files.*",), tool={"files.read": SetTool(fixed={"root": "/"})})
+    settings = SetSettings(tools=("files.*",), tool={"files.read": SetChange(fixed={"root": "/"})})
     taken = snapshot(settings, ready(defined()))
     view = taken.view(ALL, DEV)
     assert list(view.routes) == []
-    assert view.left_out["files.read"] == "its inputSchema does not accept the value of fixed.root"
-    assert [note.text for note in taken.set_notes("dev")] == [f"is left out: {view.left_out['files.read']}"]
+    assert view.left_out["tools", "files.read"] == "its inputSchema does not accept the value of fixed.root"
+    assert [note.text for note in taken.set_notes("dev")] == [f"is left out: {view.left_out['tools', 'files.read']}"]
 
 
 def test_notes_name_patterns_and_changes_without_effect() -> None:
     settings = SetSettings(
-        tools=("files.read", "files.raed", "tag:none"), exclude=("web.*",), tool={"files.write": SetTool(name="w")}
+        tools=("files.read", "files.raed", "tag:none"), exclude=("web.*",), tool={"files.write": SetChange(name="w")}
     )
     notes = snapshot(settings, ready(tool())).set_notes("dev")
     assert [(note.path, note.text) for note in notes] == [
@@ -211,6 +219,39 @@ def test_notes_name_patterns_and_changes_without_effect() -> None:
         (("exclude",), "has web.*, which matches nothing"),
         (("tool", "files.write"), "is not among the tools of the set"),
     ]
+
+
+def test_notes_name_changes_of_prompts_and_resources_without_effect() -> None:
+    change = SetChange(name="x")
+    settings = SetSettings(
+        prompts=("files.ask", "files.aks"),
+        resources=("files.a:{id}", "files.b:1"),
+        prompt={"files.ask": SetChange(hide=("no",)), "files.aks": change},
+        resource={"files.a:{id}": change, "files.a:1": change},
+    )
+    status = ready(prompts=[prompt()], resources=[resource("a:1")], templates=[template("a:{id}")])
+    assert [(note.path, note.text) for note in snapshot(settings, status).set_notes("dev")] == [
+        (("prompt", "files.ask"), "is left out: it declares no argument 'no'"),
+        (("prompts",), "has files.aks, which matches nothing"),
+        (("resources",), "has files.b:1, which matches nothing"),
+        (("prompt", "files.aks"), "is not among the prompts of the set"),
+        (("resource", "files.a:1"), "is not among the resources of the set"),
+    ]
+
+
+def test_a_tool_and_a_prompt_of_one_name_and_definition_are_changed_apart() -> None:
+    settings = SetSettings(
+        tools=("*",), prompts=("*",), tool={"files.ask": SetChange(title="T")}, prompt={"files.ask": SetChange("p")}
+    )
+    view = snapshot(settings, ready(tool("ask"), prompts=[prompt("ask")])).view(ALL, DEV)
+    assert (type(view.routes["ask"].feature), type(view.prompts["p"].feature)) == (Tool, Prompt)
+
+
+def test_of_two_prompts_with_one_name_the_first_keeps_it() -> None:
+    change = {"files.ask": SetChange("x"), "web.find": SetChange("x")}
+    both = (ready(prompts=[prompt("ask")]), ready(prompts=[prompt("find", WEB)], server=WEB))
+    view = snapshot(SetSettings(prompts=("*",), prompt=change), *both).view(ALL, DEV)
+    assert {name: route.feature.name for name, route in view.prompts.items()} == {"x": "ask", "find": "find"}
 
 
 def test_patterns_of_rules_that_name_no_tool_are_found() -> None:
@@ -268,7 +309,7 @@ def test_methods_of_servers_are_in_no_set(kind: Kind) -> None:
 
 
 def test_a_server_of_a_bound_caller_has_the_names_of_the_set() -> None:
-    settings = SetSettings(tools=("*",), tool={"files.read": SetTool(name="load")})
+    settings = SetSettings(tools=("*",), tool={"files.read": SetChange(name="load")})
     taken = snapshot(settings, ready(tool()), ready(tool("find", WEB), server=WEB))
     assert list(taken.view(BOUND, EVERYTHING).routes) == ["load", "find"]
     for style in ("own", "canonical"):
@@ -303,7 +344,7 @@ def test_with_many_servers_a_call_still_goes_through_the_set() -> None:
 
 def test_a_tool_of_a_server_that_was_never_reached_is_known_by_its_name_in_the_set() -> None:
     settings = SetSettings(
-        tools=("files.read", "web.*"), exclude=("web.hidden",), tool={"files.read": SetTool(name="load")}
+        tools=("files.read", "web.*"), exclude=("web.hidden",), tool={"files.read": SetChange(name="load")}
     )
     taken = snapshot(settings, ServerStatus(FILES, "retrying"), ready(tool("find", WEB), server=WEB))
     assert taken.find_unreached(ALL, DEV, "load") == "files"
@@ -315,7 +356,7 @@ def test_a_tool_of_a_server_that_was_never_reached_is_known_by_its_name_in_the_s
 
 
 def test_a_forbidden_tool_of_a_set_is_denied_by_its_name_in_the_set() -> None:
-    settings = SetSettings(tools=("files.*",), exclude=("files.write",), tool={"files.read": SetTool(name="load")})
+    settings = SetSettings(tools=("files.*",), exclude=("files.write",), tool={"files.read": SetChange(name="load")})
     taken = snapshot(settings, ready(tool("read"), tool("write")), ready(tool("find", WEB), server=WEB))
     few = Grants(("web.*",))
     assert taken.is_denied(few, DEV, "tools", "load")
@@ -330,25 +371,25 @@ def test_a_forbidden_tool_of_a_set_is_denied_by_its_name_in_the_set() -> None:
 def test_defaults_and_caches_of_a_server_hold_in_a_set() -> None:
     rules = ToolRules(defaults={"read": {"root": "/srv"}}, cached=("read",), hidden=("write",))
     status = ready(defined(), defined(name="write"), rules=rules)
-    settings = SetSettings(tools=("*",), tool={"files.read": SetTool(hide=("deep",))})
+    settings = SetSettings(tools=("*",), tool={"files.read": SetChange(hide=("deep",))})
     view = snapshot(settings, status).view(ALL, DEV)
     assert list(view.routes) == ["read"]
     route = view.routes["read"]
-    assert schema_of(route.feature if isinstance(route.feature, Tool) else tool())["required"] == ["path"]
+    assert schema_of(route.feature)["required"] == ["path"]
     assert route.changes is not None
     assert (list(route.changes.defaults), route.keep_seconds > 0, route.own) == (["root"], True, status.tools[0])
 
 
 def test_a_fixed_value_wins_over_a_default() -> None:
     status = ready(defined(), rules=ToolRules(defaults={"read": {"root": "/other"}}))
-    settings = SetSettings(tools=("*",), tool={"files.read": SetTool(fixed={"root": "/srv"})})
+    settings = SetSettings(tools=("*",), tool={"files.read": SetChange(fixed={"root": "/srv"})})
     changes = snapshot(settings, status).view(ALL, DEV).routes["read"].changes
     assert changes is not None
     assert bytes(changes.defaults["root"]) == b'"/srv"'
 
 
 def test_access_is_explained_with_the_names_of_the_set() -> None:
-    settings = SetSettings(tools=("files.*",), tool={"files.read": SetTool(name="load")})
+    settings = SetSettings(tools=("files.*",), tool={"files.read": SetChange(name="load")})
     taken = snapshot(settings, ready(tool()), ready(tool("find", WEB), server=WEB))
     found = {str(each.route.feature.name): each for each in explain_access(taken, BOUND)}
     assert (found["read"].exposed, found["read"].set_note) == ("load", "files.read in the set dev")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from isthmus.core.access.approval_rules import ApprovalRule, ApprovedBy
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.sets import SetSettings, SetTool
+from isthmus.core.catalog.sets import SetChange, SetSettings
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.live_task import LiveTask, TaskNotStored
 from isthmus.core.tasks.offline_tasks import OfflineQueue
@@ -345,7 +345,7 @@ async def test_a_callers_grants_are_not_stored() -> None:
 # -- in a set ----------------------------------------------------------------------------------------------------------
 
 ROOT = {"type": "object", "properties": {"root": {}, "path": {}}}
-LOAD = SetSettings(tools=("*",), tool={"files.read": SetTool(name="load", fixed={"root": "/srv"})})
+LOAD = SetSettings(tools=("*",), tool={"files.read": SetChange(name="load", fixed={"root": "/srv"})})
 BOUND = replace(ANYONE, grants=Grants(("*",), set="dev"))
 
 
