@@ -287,6 +287,8 @@ class Cluster:
     def share_devices(self, relay: RelayHttp, running: RunningHub) -> None:
         """Show the relay devices of all nodes at each of them, and count the sockets of agents together."""
         SharedConnections(self.bus, relay, running)
+        if self._remote is not None:
+            relay.patience.ask_nodes = self._remote.ask
 
         async def respond(_node: NodeId, _request: bytes) -> bytes:
             return msgspec.json.encode(relay.devices())
