@@ -8,10 +8,9 @@ entry in the hub's tables, and its end sends the response.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -469,7 +468,7 @@ class DeviceConnection:
                 self._start(exchange, asked, entry, self._agent.settings.timeout)
 
     def _arrivals_for(self, name: str) -> Waits:
-        """What a call waits for. Any connecting server may have an unknown tool; a known one waits for its own server."""
+        """What a call waits for: any connecting server may have an unknown tool, and a known one has its server."""
         entry = self._agent.table().entries.get(name)
         if entry is not None and entry.is_listed:
             return (), 0.0
