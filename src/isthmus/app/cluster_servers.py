@@ -144,7 +144,7 @@ class OwnServers:
         """A server's state has changed."""
         key = agent_server.agent.key, agent_server.server_id
         link = agent_server.reconnector.link
-        is_here = link is not None and link.announced is None and not self._is_moving
+        is_here = link is not None and link.announced is None and not self._is_leaving
         entry = _entry(agent_server, link) if link is not None and is_here else None
         if self.entries.get(key) == entry:
             return
@@ -195,7 +195,8 @@ class OwnServers:
     def move(self) -> list[Key]:
         """This node shuts down soon: its dial-in servers will connect to other nodes, where calls wait for them.
 
-        They are returned, and announced as lost when they leave. Running calls are still answered.
+        They are returned, and announced as lost when they leave. Running calls are still answered, and one that has
+        asked a caller something leaves later.
         """
         self._is_moving = True
         self._announce()
@@ -476,7 +477,7 @@ class RemoteServers:
         Until then this node still serves its callers, and their calls wait for these servers, too.
         """
         moving = self._own.move()
-        self._running.dialins.leave(moving)
+        self._running.dialins.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(MOVE_SECONDS):
                 while not self._have_moved(moving):  # noqa: ASYNC110 - once in a node's life

@@ -235,6 +235,8 @@ class RunningHub:
         self.budgets, self.cuts = CallBudgets(self.journal, self.background, self.note), ResultCuts()
         self._change_rules()
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
+        self.asking = self.dialins.asking = self._client_input.asking
+        """Returns the servers that have asked a caller something, and wait for its answer."""
         for server in configuration.servers:
             self.supervisor.add(server)
 
