@@ -202,6 +202,7 @@ class Cluster:
         share_loads(self.bus, running, own)
         running.hub.levels.is_shared = True
         running.dialins.on_stood = self._own.server_changed
+        running.dialins.asking = running.asking
         self._announced[HUB] = running.hub.id
         running.dialins.on_arriving, running.dialins.on_arrived = self._own.note_arriving, self._own.note_arrived
         running.on_configured = self._announce_configuration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -235,8 +235,6 @@ class RunningHub:
         self.budgets, self.cuts = CallBudgets(self.journal, self.background, self.note), ResultCuts()
         self._change_rules()
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
-        self.asking = self.dialins.asking = self._client_input.asking
-        """Returns the servers that have asked a caller something, and wait for its answer."""
         for server in configuration.servers:
             self.supervisor.add(server)
 
@@ -495,6 +493,10 @@ class RunningHub:
             # An issuer's tokens may name any number of tenants.
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
         self.hub.tenants.configure(configuration.tenants, names)
+
+    def asking(self) -> Set[ServerName]:
+        """The servers that have asked a caller something, and wait for its answer."""
+        return self._client_input.asking()
 
     def name_node(self, prefix: str) -> None:
         """Begin ids that refer to the memory of this process with the tag of its node."""
