@@ -190,7 +190,7 @@ async def test_progress_questions_and_cancellation_cross(tmp_path: Path, databas
 async def test_callers_answer_a_program_that_asked_before_its_node_shut_down(
     tmp_path: Path, database: Database, ledger: Ledger
 ) -> None:
-    can = {"elicitation": {"form": {}}}
+    can: Json = {"elicitation": {"form": {}}}
     accepted = {"action": "accept", "content": {"signed_by": "Ada"}}
     publish: Json = {"name": "workshop.publish", "arguments": PUBLISH}
     async with nats_server(tmp_path) as nats, AsyncExitStack() as stack:

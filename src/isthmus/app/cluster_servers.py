@@ -520,9 +520,10 @@ class RemoteServers:
             if not any(directory.can_echo for directory in self._directories.values()):
                 return None
             self._asking_next = asyncio.get_running_loop().create_future()
-            if self._asking is None:
-                self._ask_now()
-        return self._asking_next or self._asking
+        asked = self._asking_next
+        if self._asking is None:
+            self._ask_now()
+        return asked
 
     def _ask_now(self) -> None:
         self._asking, self._asking_next = self._asking_next, None
