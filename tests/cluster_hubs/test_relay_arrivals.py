@@ -15,10 +15,8 @@ from tests.hubs import HubProcess
 from tests.relay.test_arrivals import *  # noqa: F403
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def plain(  # type: ignore[no-redef]  # instead of the hub of these tests
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[HubProcess]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")  # type: ignore[no-redef]  # instead of one hub
+async def plain(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     relay = {"agents": {"patient": {"grace": 30}}}
     async with (
         cluster(tmp_path_factory.mktemp("arrivals"), "servers", "callers", relay=relay) as (_, (first, second)),
