@@ -187,6 +187,42 @@ async def test_progress_questions_and_cancellation_cross(tmp_path: Path, databas
         await noted(ledger, '"cancelled": "c1"')
 
 
+async def test_callers_answer_a_program_that_asked_before_its_node_shut_down(
+    tmp_path: Path, database: Database, ledger: Ledger
+) -> None:
+    can: Json = {"elicitation": {"form": {}}}
+    accepted = {"action": "accept", "content": {"signed_by": "Ada"}}
+    publish: Json = {"name": "workshop.publish", "arguments": PUBLISH}
+    async with nats_server(tmp_path) as nats, AsyncExitStack() as stack:
+        nodes = Nodes(tmp_path, nats.url, database, ledger, placement="one")
+        nodes.others = {"workshop": servers_of(ledger)["workshop"]}
+        a = await stack.enter_async_context(nodes.node("a"))
+        assert await nodes.owned("a") == ["a"]
+        assert is_good(await nodes.pay("a", "first"))
+        b = await stack.enter_async_context(nodes.node("b"))  # a node that joins moves no program
+        await stands(b, "workshop", "ready")
+        caller = await client_of(b, stack, None)
+        session = await caller.open_session(elicitation={})
+        async with caller.stream("POST", session, json=message("tools/call", publish, 3)) as lines:
+            asked = json.loads((await lines.until('data: {"jsonrpc":"2.0","id":"isthmus-'))[5:])
+            state = (await caller.modern("tools/call", publish, can))["result"]
+            a.terminate()
+
+            async def has_moved() -> bool:
+                return "b" in await nodes.owners("b")
+
+            await eventually(has_moved, "the program that has asked nothing moves", TAKEOVER_SECONDS * BUSY)
+            reply = {"jsonrpc": "2.0", "id": asked["id"], "result": accepted}
+            assert (await caller.http.post("/mcp", json=reply, headers={"accept": BOTH, **session})).status_code == 202
+            result = json.loads((await lines.until('data: {"jsonrpc":"2.0","id":3'))[5:])
+        (key,) = state["inputRequests"]
+        again = {**publish, "inputResponses": {key: accepted}, "requestState": state["requestState"]}
+        results = [result, await caller.modern("tools/call", again, can)]
+        assert all("signed by Ada" in str(each) for each in results), results
+        assert await nodes.owned("b") == ["b"]
+        assert await asyncio.wait_for(a.process.wait(), TAKEOVER_SECONDS * BUSY) == 0
+
+
 async def test_a_killed_owner_is_replaced_and_nothing_runs_twice(
     tmp_path: Path, database: Database, ledger: Ledger
 ) -> None:

@@ -32,7 +32,7 @@ from tests.frontends.test_a2a import envelope, run
 from tests.frontends.test_conversations import COUNTING, Agent
 from tests.frontends.test_dpop import BOUND, Holder, challenges
 from tests.frontends.test_storage_quota import KEEP_BYTES, TASKS, question
-from tests.frontends.test_task_lists import open_client
+from tests.frontends.test_task_lists import ask_modern, create_modern, following, open_client, own, status_of
 from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, edit_config, stdio
 from tests.issuer import Issuer, issuing
 from tests.matrix import notebook_server
@@ -54,7 +54,7 @@ CALLERS = {name: {"key": key, "allow": COMMON, "operator": name == "ops"} for na
 ALONE = {name: f"key-of-{name}-0123456789" for name in ("una", "uno")}
 """Callers with processes of their own."""
 KEYS |= ALONE
-CALLERS |= {name: {"key": key, "allow": ["note.*", "page.*", "job.*"]} for name, key in ALONE.items()}
+CALLERS |= {name: {"key": key, "allow": ["note.*", "page.*", "job.*", "new.*"]} for name, key in ALONE.items()}
 WRONG_KEYS = 40
 LOOKS_SECONDS = 3.0
 BUDGETS = {
@@ -129,6 +129,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
                 "page": stdio(notebook, placement="one"),
                 "doubt": await server_of(stack, "sse"),
                 "job": stdio([sys.executable, task_server.__file__, "legacy"]),
+                "new": stdio([sys.executable, task_server.__file__, "modern"]),
             }
             a, b = await start_nodes(folder, stack, nats.url, 2, servers, **tables)
             yield World(a, b, issuer, folder)
@@ -252,6 +253,25 @@ async def test_a_servers_tasks_are_listed_and_reported_at_all_nodes(world: World
         assert (await other.listed())[0] == (ids[0], "completed")
         async with open_client(world.b, KEYS["uno"]) as stranger:
             assert await stranger.listed() == []
+
+
+async def test_one_subscription_follows_servers_tasks_at_all_nodes(world: World) -> None:
+    key, nodes = KEYS["una"], (world.a, world.b)
+    ids = [await create_modern(node, key) for node in nodes]
+    others = [await create_modern(node, KEYS["uno"]) for node in nodes]
+    for node in nodes:
+        async with following(node, key, [*ids, *others, "aaaaaaaa~new.dA.x"]) as received, asyncio.timeout(60):
+            granted = (await anext(received))["params"]["notifications"]["taskIds"]
+            assert sorted(granted) == sorted(ids)
+            states = [status_of(await anext(received)) for _ in ids]
+            assert sorted(states) == sorted(("notifications/tasks", id, "working") for id in ids)
+    async with following(world.b, key, ids) as received, asyncio.timeout(60):
+        for _ in range(1 + len(ids)):
+            await anext(received)
+        for node, id in zip(nodes, ids, strict=True):
+            arguments = {"what": "tell", "taskId": own(id.partition("~")[2]), "status": "completed"}
+            await ask_modern(node, "tools/call", {"name": "new.do", "arguments": arguments}, key, "new.do")
+            assert status_of(await anext(received)) == ("notifications/tasks", id, "completed")
 
 
 async def test_a_budget_is_not_exceeded_by_calls_at_several_nodes(world: World) -> None:

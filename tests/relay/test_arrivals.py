@@ -73,7 +73,6 @@ async def test_a_silent_server_delays_one_device_by_a_second_and_no_other(
                 await it.ready()
 
 
-@pytest.mark.one_process("a call within milliseconds of its server's connection, of which other nodes do not know yet")
 async def test_a_call_waits_for_a_server_that_comes_after_a_silent_one(plain: HubProcess, agent: str) -> None:
     """Without a `server_id` it could be the silent one again, as far as the list is concerned."""
     async with device(plain.port, agent) as it:
@@ -90,7 +89,6 @@ async def test_a_call_waits_for_a_server_that_comes_after_a_silent_one(plain: Hu
             assert (await call)["result"]["content"][0]["text"] == "so"
 
 
-@pytest.mark.one_process("a call within milliseconds of its server's connection, of which other nodes do not know yet")
 @pytest.mark.parametrize("server_id", [None, "s1"])
 async def test_a_call_waits_for_a_server_that_is_being_greeted(
     plain: HubProcess, agent: str, server_id: str | None
@@ -104,7 +102,6 @@ async def test_a_call_waits_for_a_server_that_is_being_greeted(
             await eventually(lambda: is_empty(it), "the server has left")
 
 
-@pytest.mark.one_process("a call within milliseconds of its server's connection, of which other nodes do not know yet")
 async def test_a_call_waits_for_a_server_that_takes_its_time(plain: HubProcess, agent: str) -> None:
     manner = Manner()
     async with device(plain.port, agent) as it:

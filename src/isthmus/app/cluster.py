@@ -20,11 +20,12 @@ import msgspec
 import structlog
 
 from isthmus.app.cluster_servers import OwnServers, RemoteServers
-from isthmus.app.forwarding import LEASE, Forwarder, prefix_of
+from isthmus.app.forwarding import LEASE, Forwarder
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.placement import PlacedServers
 from isthmus.app.reload_diff import digests_of
+from isthmus.app.shared_server_tasks import SharedServerTasks
 from isthmus.app.shared_state import shared_secret
 from isthmus.cluster.bus import Bus, BusFault, BusState, NodeAway, NodeId, NoResponse
 from isthmus.cluster.settings import ClusterSettings
@@ -35,24 +36,16 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.event_loop import in_passes
 from isthmus.core.journal import Document, SharedJournal
 from isthmus.core.tasks.engine import TaskEngine
-from isthmus.core.watch.server_tasks import ListedTask, ServerTask
 from isthmus.frontends.http.auth import Authenticator, FailedAuthLimit
 from isthmus.frontends.http.health import RenderMetrics
-from isthmus.frontends.mcp.methods import QUERY_SECONDS, LegacyTaskList
-from isthmus.frontends.mcp.subscriptions import McpClient
-from isthmus.frontends.mcp.tasks import public_state
 from isthmus.frontends.relay.http import RelayHttp
 from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
-from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING
 from isthmus.model.fault_table import Fault, NodeLost, TaskElsewhere
 from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import RelayDevice
 from isthmus.telemetry.call_metrics import merge_texts
 from isthmus.upstream.dialin.link import PlacedLink
-from isthmus.wire.jsonrpc import object_members
-from isthmus.wire.mcp.tasks import state_of
 
 log = structlog.get_logger(__name__)
 
@@ -150,15 +143,6 @@ DEVICES: Final = "devices"
 DEVICES_SECONDS = 2.0
 _DEVICES = msgspec.json.Decoder(tuple[RelayDevice, ...])
 
-SERVER_TASKS: Final = "server-tasks"
-"""The service that lists the tasks of servers of one caller at a node."""
-
-SERVER_TASKS_SECONDS = QUERY_SECONDS + 1.0
-"""How long another node may take for that: it asks its servers."""
-
-TASK_STATUS: Final = "task-status"
-"""The topic of tasks whose status was reported, for sessions of their callers at other nodes."""
-
 PING: Final = "ping"
 """The service that answers at once."""
 
@@ -218,6 +202,7 @@ class Cluster:
         share_loads(self.bus, running, own)
         running.hub.levels.is_shared = True
         running.dialins.on_stood = self._own.server_changed
+        running.dialins.asking = running.asking
         self._announced[HUB] = running.hub.id
         running.dialins.on_arriving, running.dialins.on_arrived = self._own.note_arriving, self._own.note_arrived
         running.on_configured = self._announce_configuration
@@ -287,6 +272,8 @@ class Cluster:
     def share_devices(self, relay: RelayHttp, running: RunningHub) -> None:
         """Show the relay devices of all nodes at each of them, and count the sockets of agents together."""
         SharedConnections(self.bus, relay, running)
+        if self._remote is not None:
+            relay.patience.ask_nodes = self._remote.ask
 
         async def respond(_node: NodeId, _request: bytes) -> bytes:
             return msgspec.json.encode(relay.devices())
@@ -724,76 +711,6 @@ class SharedConnections:
             for agent, (count, _) in seen.items():
                 total[agent] += count
         self._relay.connections_elsewhere = total
-
-
-class ServerTasksRequest(msgspec.Struct, frozen=True):
-    """Asks a node for the tasks of one caller at servers."""
-
-    tenant: str
-    name: str
-    servers: tuple[ServerName, ...]
-    after: int
-    most: int
-
-
-class ServerTaskStatus(msgspec.Struct, frozen=True):
-    """The status of a caller's task, with the id that the caller uses."""
-
-    tenant: str
-    name: str
-    server: ServerName
-    state: dict[str, msgspec.Raw]
-    is_other: bool
-
-
-class SharedServerTasks:
-    """The tasks that servers run at other nodes, for lists and listeners; see `core.watch.server_tasks.OtherNodes`."""
-
-    def __init__(self, bus: Bus, running: RunningHub) -> None:
-        self._bus = bus
-        self._hub = running.hub
-        running.hub.tasks.other_nodes = self
-        bus.respond(SERVER_TASKS, self._respond)
-        bus.subscribe(TASK_STATUS, self._receive)
-
-    async def listed(
-        self, caller: Caller, servers: Sequence[ServerName], after: Mapping[str, int], most: int
-    ) -> dict[str, Sequence[ListedTask]]:
-        """See `OtherNodes`. The tasks of a node that does not answer in time are missing."""
-
-        async def ask(node: NodeId) -> tuple[str, Sequence[ListedTask]]:
-            prefix = prefix_of(node)
-            request = ServerTasksRequest(caller.tenant, caller.name, tuple(servers), after.get(prefix, 0), most)
-            try:
-                found = await self._bus.request(
-                    node, SERVER_TASKS, msgspec.json.encode(request), within=SERVER_TASKS_SECONDS
-                )
-            except BusFault as fault:
-                log.warning("the tasks of another node cannot be listed", node=node, reason=str(fault))
-                return prefix, ()
-            return prefix, msgspec.json.decode(found, type=list[ListedTask])
-
-        return dict(await asyncio.gather(*map(ask, self._bus.peers())))
-
-    async def _respond(self, _node: NodeId, payload: bytes) -> bytes:
-        request = msgspec.json.decode(payload, type=ServerTasksRequest)
-        caller = Caller(request.name, request.tenant, Grants(tuple(f"{server}.*" for server in request.servers)))
-        task_list = LegacyTaskList(McpClient(self._hub, caller, EVERYTHING))
-        return msgspec.json.encode(await task_list.own(request.servers, request.after, request.most))
-
-    def report(self, task: ServerTask, *, is_other: bool) -> None:
-        """See `OtherNodes`."""
-        tenant, name = task.owner
-        members = object_members(public_state(task, Caller(name, tenant, Grants(())))) or {}
-        self._bus.publish(
-            TASK_STATUS, msgspec.json.encode(ServerTaskStatus(tenant, name, task.server, dict(members), is_other))
-        )
-
-    def _receive(self, _node: NodeId, payload: bytes) -> None:
-        status = msgspec.json.decode(payload, type=ServerTaskStatus)
-        if (state := state_of(status.state)) is not None:
-            owner = status.tenant, status.name
-            self._hub.tasks.reported_elsewhere(owner, status.server, state, is_other=status.is_other)
 
 
 class SharedApprovals:

@@ -31,6 +31,7 @@ from isthmus.cluster.bus import Bus, BusChannel, BusFault, ChannelClosed, Channe
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.event_loop import in_turn
 from isthmus.frontends.mcp.duplex import CallOrigin
+from isthmus.frontends.relay.server_arrivals import NODES_SECONDS
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
@@ -94,6 +95,8 @@ class DirectoryChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """Arrivals that are over: their numbers, and the ids of the servers that are listed."""
     is_moving: bool = False
     """The node shuts down: the lost servers will connect to other nodes."""
+    echo: int | None = None
+    """The number that the reader has sent: it has everything that was known here then. The first message has 0."""
 
 
 class ServerOpened(msgspec.Struct, frozen=True):
@@ -141,7 +144,7 @@ class OwnServers:
         """A server's state has changed."""
         key = agent_server.agent.key, agent_server.server_id
         link = agent_server.reconnector.link
-        is_here = link is not None and link.announced is None and not self._is_moving
+        is_here = link is not None and link.announced is None and not self._is_leaving
         entry = _entry(agent_server, link) if link is not None and is_here else None
         if self.entries.get(key) == entry:
             return
@@ -192,7 +195,8 @@ class OwnServers:
     def move(self) -> list[Key]:
         """This node shuts down soon: its dial-in servers will connect to other nodes, where calls wait for them.
 
-        They are returned, and announced as lost when they leave. Running calls are still answered.
+        They are returned, and announced as lost when they leave. Running calls are still answered, and one that has
+        asked a caller something leaves later.
         """
         self._is_moving = True
         self._announce()
@@ -218,14 +222,22 @@ class OwnServers:
 
     def _add_reader(self, channel: BusChannel) -> None:
         self._readers.add(channel)
-        channel.start(_Reader(partial(self._readers.discard, channel)))
+        channel.start(_Reader(partial(self._readers.discard, channel), partial(self._echo, channel)))
         own, arriving = tuple(self.entries.values()), tuple(self._arriving.values())
-        self._send(channel, DirectoryChange(own, arriving=arriving, is_moving=self._is_moving))
+        self._send(channel, DirectoryChange(own, arriving=arriving, is_moving=self._is_moving, echo=0))
+
+    def _echo(self, channel: BusChannel, number: int) -> None:
+        self._announce_if_due()
+        self._send(channel, DirectoryChange(is_moving=self._is_moving, echo=number))
 
     def _announce_soon(self) -> None:
         if not self._is_telling:
             self._is_telling = True
-            asyncio.get_running_loop().call_soon(self._announce)
+            asyncio.get_running_loop().call_soon(self._announce_if_due)
+
+    def _announce_if_due(self) -> None:
+        if self._is_telling:
+            self._announce()
 
     def _announce(self) -> None:
         self._is_telling = False
@@ -398,13 +410,15 @@ class OwnSession:
 
 
 class _Reader:
-    """The owner's end of a directory, which is only written."""
+    """The owner's end of a directory. The reader sends only numbers, which are echoed."""
 
-    def __init__(self, on_closed: Callable[[], None]) -> None:
+    def __init__(self, on_closed: Callable[[], None], echo: Callable[[int], None]) -> None:
         self._on_closed = on_closed
+        self._echo = echo
 
     def message(self, message: bytes) -> None:
         """See `ChannelReceiver`."""
+        self._echo(int(message))
 
     def writable(self) -> None:
         """See `ChannelReceiver`."""
@@ -435,6 +449,15 @@ class RemoteServers:
         self._arriving: dict[tuple[NodeId, int], DialInAgent] = {}
         self._to_look: dict[Key, None] = {}
         self._opening = asyncio.Semaphore(OPENING_MAX)
+        self._asked = 0
+        """The number that was last sent to the other nodes, to be echoed."""
+        self._silent: set[NodeId] = set()
+        """Nodes that have not echoed it."""
+        self._asking: asyncio.Future[None] | None = None
+        """Done when they all have."""
+        self._asking_next: asyncio.Future[None] | None = None
+        """The same, for what was asked meanwhile."""
+        self._asking_timer: asyncio.TimerHandle | None = None
         self.is_closing = False
         bus.on_peers_changed(self._peers_changed)
         self._peers_changed()
@@ -454,7 +477,7 @@ class RemoteServers:
         Until then this node still serves its callers, and their calls wait for these servers, too.
         """
         moving = self._own.move()
-        self._running.dialins.leave(moving)
+        self._running.dialins.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(MOVE_SECONDS):
                 while not self._have_moved(moving):  # noqa: ASYNC110 - once in a node's life
@@ -486,6 +509,45 @@ class RemoteServers:
     def _has_all(self) -> bool:
         is_read = all(directory.is_read for directory in self._directories.values())
         return is_read and not self._to_look and not any(remote.work for remote in self._links.values())
+
+    def ask(self) -> asyncio.Future[None] | None:
+        """Ask the other nodes which servers have connected there; None if there are no others.
+
+        The future is done when this node knows all that they know now, or when one of them does not answer. While one
+        question is under way, all further ones share the next.
+        """
+        if self._asking_next is None:
+            if not any(directory.can_echo for directory in self._directories.values()):
+                return None
+            self._asking_next = asyncio.get_running_loop().create_future()
+        asked = self._asking_next
+        if self._asking is None:
+            self._ask_now()
+        return asked
+
+    def _ask_now(self) -> None:
+        self._asking, self._asking_next = self._asking_next, None
+        self._asked += 1
+        self._silent = {node for node, directory in self._directories.items() if directory.ask(self._asked)}
+        self._asking_timer = asyncio.get_running_loop().call_later(NODES_SECONDS, self._end_asking)
+        if not self._silent:
+            self._end_asking()
+
+    def _echoed(self, node: NodeId) -> None:
+        if node in self._silent:
+            self._silent.discard(node)
+            if not self._silent:
+                self._end_asking()
+
+    def _end_asking(self) -> None:
+        asking, self._asking = self._asking, None
+        self._silent = set()
+        if self._asking_timer is not None:
+            self._asking_timer.cancel()
+        if asking is not None:
+            asking.set_result(None)
+        if self._asking_next is not None:
+            self._ask_now()
 
     def _peers_changed(self) -> None:
         peers = self._bus.peers()
@@ -531,6 +593,8 @@ class RemoteServers:
             else:  # after `_look`, which opens a link to it
                 key = arrived_at.key, server_id
                 asyncio.get_running_loop().call_soon(self._await_link, arrived_at, (node, number), key)
+        if change.echo == self._asked:
+            self._echoed(node)
 
     def _await_link(self, agent: DialInAgent, where: tuple[NodeId, int], key: Key) -> None:
         """End the arrival of a server when it is listed here, too."""
@@ -645,6 +709,9 @@ class PeerDirectory:
         self._on_changed = on_changed
         self._known: dict[Key, None] = {}
         self._arriving: set[int] = set()
+        self._asked: int | None = None
+        self.can_echo = False
+        """Its node echoes numbers, and can be reached."""
         self._channel: BusChannel | None = None
         self._ended = asyncio.Event()
         self._is_stopped = False
@@ -672,6 +739,17 @@ class PeerDirectory:
         self._ended.clear()
         channel.start(self)
 
+    def ask(self, number: int) -> bool:
+        """Have the node echo a number, after everything that it has not sent yet. False if that is not possible."""
+        if self._channel is None or not self.can_echo:
+            return False
+        try:
+            self._channel.send(b"%d" % number)
+        except BusFault:
+            return False
+        self._asked = number
+        return True
+
     def stop(self) -> None:
         """The node is away, or this one leaves."""
         self._is_stopped = True
@@ -683,8 +761,9 @@ class PeerDirectory:
         known, self._known = self._known, {}
         arriving, self._arriving = self._arriving, set()
         self._ended.set()
+        self.can_echo = False
         gone = tuple((number, None) for number in arriving)
-        self._on_changed(self._node, DirectoryChange(lost=tuple(known), arrived=gone))
+        self._on_changed(self._node, DirectoryChange(lost=tuple(known), arrived=gone, echo=self._asked))
 
     def message(self, message: bytes) -> None:
         """See `ChannelReceiver`."""
@@ -696,6 +775,7 @@ class PeerDirectory:
             self._arriving |= {arrival.number for arrival in change.arriving}
             self._arriving -= {number for number, _ in change.arrived}
             self.is_moving |= change.is_moving
+            self.can_echo |= change.echo is not None
             self._on_changed(self._node, change)
             self.is_read = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -445,6 +445,10 @@ class RunningHub:
             # An issuer's tokens may name any number of tenants.
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
         self.hub.tenants.configure(configuration.tenants, names)
+
+    def asking(self) -> Set[ServerName]:
+        """The servers that have asked a caller something, and wait for its answer."""
+        return self._client_input.asking()
 
     def name_node(self, prefix: str) -> None:
         """Begin ids that refer to this process's memory with the tag of its node."""

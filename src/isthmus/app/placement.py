@@ -57,6 +57,10 @@ START_SECONDS = 20.0
 PROBLEM_LEASES = 3
 """For how many leases a node where a program did not start comes after the other nodes."""
 
+ANSWER_SECONDS = 10.0
+"""How long a node that leaves keeps a program that has asked a caller something: as long again is left to start it
+elsewhere."""
+
 NOT_HERE = "the lease of this node has ended, and another node may run it"
 
 OpenLink = Callable[[NodeId, NodeServer], Awaitable[PlacedLink]]
@@ -110,6 +114,8 @@ class PlacedServers:
         self.grace = lease_seconds + START_SECONDS
         self._problem_seconds = PROBLEM_LEASES * lease_seconds
         self.is_leaving = False
+        self._gives_away_at = 0.0
+        """When this node, which leaves, gives also those programs away that wait for callers."""
         self.announce: Callable[[NodeServer, NodeServer | None], None] = lambda _key, _entry: None
         """Announces a program of this node to the others, or that it runs it no longer."""
         self.sessions: Callable[[NodeServer], int] = lambda _: 0
@@ -330,7 +336,7 @@ class PlacedServers:
                     self._announce(placed)
                 elif placed.is_tried and status.state == "retrying":
                     await self._report_failure(placed, status.reason or "")
-            if self.is_leaving:
+            if self.is_leaving and (name not in running.asking() or self._loop.time() >= self._gives_away_at):
                 if placed.entry is not None:
                     self._announce(placed, placed.entry.problem)
                 await self._free(placed)
@@ -455,6 +461,7 @@ class PlacedServers:
     async def hand_over(self) -> None:
         """This node leaves: return once other nodes run its programs, and nobody uses those of this node, or cannot."""
         self.is_leaving = True  # from now on `_look` takes no program, and frees those that run here
+        self._gives_away_at = self._loop.time() + ANSWER_SECONDS
         if not self._bus.peers():
             return
         while self._waits_for_others():  # noqa: ASYNC110 - links have several owners

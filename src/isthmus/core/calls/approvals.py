@@ -151,6 +151,8 @@ class Approval(msgspec.Struct, frozen=True, omit_defaults=True):
     script_lines: tuple[int, ...] = ()
     why: str = ""
     """Why a person is asked, where the rule alone does not tell."""
+    restored: int = 0
+    """How often it was used by a call that provably did not run, and stored again."""
 
     @property
     def full_name(self) -> str:
@@ -223,15 +225,13 @@ def _deciding_rule(matched: _MatchedRules, hub: Hub, inflight: InFlight) -> Appr
 
 
 class _Credit(NamedTuple):
-    """A call that was allowed once and did not run, or whose server asked something: it may be made again.
+    """A call that was allowed once, and whose server asked something: it may be made again, with the answers.
 
-    Only in memory: after a restart the caller asks again. Operators see it as allowed.
+    Only in memory, as the state of the question is: after a restart the caller asks again. Operators see it as allowed.
     """
 
     approval: Approval
     until: float
-    needs_answers: bool
-    """It is for a call with the answers to what the server asked."""
 
 
 Record: TypeAlias = Callable[..., None]
@@ -260,7 +260,7 @@ class CallApprovals:
         """By owner."""
         self._bytes = 0
         self._credits: dict[str, _Credit] = {}
-        """By digest: calls that were allowed once and may be made again."""
+        """By digest: calls that were allowed once and may be made again with answers."""
         self._used: WeakKeyDictionary[InFlight, Approval] = WeakKeyDictionary()
         """What allowed the calls that run."""
         self._asked: WeakKeyDictionary[InFlight, ApprovalRule] = WeakKeyDictionary()
@@ -341,7 +341,9 @@ class CallApprovals:
 
     def _merge(self, document: Document, *, is_foreign: bool) -> None:
         entry = self._entries.get(document.id)
-        if entry is not None and (document.version <= entry.version or entry.is_writing):
+        if entry is not None and (
+            entry.is_writing or (document.version, document.state) == (entry.version, entry.approval.state)
+        ):
             return
         try:
             approval = _decode(document.body or b"")
@@ -349,6 +351,8 @@ class CallApprovals:
             if document.id not in self._unreadable:
                 self._unreadable.add(document.id)
                 log.error("a stored approval cannot be decoded", approval=document.id, error=str(error))
+            return
+        if entry is not None and (approval.restored, document.version) <= (entry.approval.restored, entry.version):
             return
         if entry is None:
             if approval.expires > self._now() or not is_foreign:
@@ -440,7 +444,7 @@ class CallApprovals:
         if (fault := self._refusal(held, digest)) is not None:
             return fault
         credit = self._credits.get(digest)
-        if credit is not None and now < credit.until and (call.extra or not credit.needs_answers):
+        if credit is not None and now < credit.until and call.extra:
             del self._credits[digest]
             self._record("approval.used", **_facts(credit.approval))
             self._go_on(held, credit.approval)
@@ -783,7 +787,7 @@ class CallApprovals:
             if did_not_run:
                 self.not_sent(inflight)
             elif isinstance(outcome, Result) and outcome.asked_by is not None:
-                self._credit(inflight, self._now() + QUESTION_SECONDS, needs_answers=True)
+                self._credit(inflight, self._now() + QUESTION_SECONDS)
             return outcome if keep is None else keep(inflight, outcome)
 
         if inflight.outcome is None:
@@ -792,14 +796,32 @@ class CallApprovals:
             on_end(inflight, inflight.outcome)
 
     def not_sent(self, inflight: InFlight) -> None:
-        """A call provably did not run: if it was allowed once, the same call may be made as long as that is valid."""
-        if (approval := self._used.get(inflight)) is not None:
-            self._credit(inflight, approval.expires, needs_answers=False)
+        """A call provably did not run: if it was allowed once, the same call may be made as long as that is valid.
 
-    def _credit(self, inflight: InFlight, until: float, *, needs_answers: bool) -> None:
+        The decision is stored again, for all hubs on this journal. If that fails, the caller asks again.
+        """
+        approval = self._used.pop(inflight, None)
+        if approval is None or approval.expires <= self._now() or len(self._entries) >= ALL_MAX:
+            return
+        entry = _ApprovalRecord(msgspec.structs.replace(approval, restored=approval.restored + 1))
+        entry.is_writing = True
+        self._add(entry)
+        self._journal.write((entry.document(entry.approval),), partial(self._on_restored, entry))
+
+    def _on_restored(self, entry: _ApprovalRecord, result: WriteResult) -> None:
+        entry.is_writing = False
+        if result == "kept":
+            entry.version, entry.is_stored = 1, True
+            self._changed(entry.approval)
+            self._carry_out(entry)
+        else:
+            self._remove(entry)
+            self._start_again(entry)
+
+    def _credit(self, inflight: InFlight, until: float) -> None:
         if (approval := self._used.pop(inflight, None)) is not None and len(self._credits) < ALL_MAX:
             shown = msgspec.structs.replace(approval, expires=until)
-            self._credits[approval.digest] = _Credit(shown, until, needs_answers)
+            self._credits[approval.digest] = _Credit(shown, until)
             self._sweep_later()
 
     # -- the end of approvals ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import structlog
 
 from isthmus.core.ports import ReportProgress
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Progress
+from isthmus.model.calls import ClientCapabilities, Progress, Surface
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 
@@ -91,13 +91,37 @@ class ListedTask(msgspec.Struct, frozen=True):
     """Its server no longer knows it: it counts for the page, and is not shown."""
 
 
+class FollowedTasks(Protocol):
+    """Tasks at another node that a subscription follows."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Those that the caller may follow."""
+
+    def start(self) -> None:
+        """Notify of their states from now on."""
+
+    def stop(self) -> None:
+        """Follow them no longer."""
+
+
 class OtherNodes(Protocol):
-    """The tasks at other nodes of a cluster: `app.cluster`."""
+    """The tasks at other nodes of a cluster: `app.shared_server_tasks`."""
 
     async def listed(
         self, caller: Caller, servers: Sequence[ServerName], after: Mapping[str, int], most: int
     ) -> dict[str, Sequence[ListedTask]]:
         """A caller's tasks of these servers, by node and there by number, which is higher than in `after`."""
+
+    async def follow(
+        self,
+        caller: Caller,
+        surface: Surface,
+        client_caps: ClientCapabilities,
+        ids: Sequence[str],
+        notify: Callable[[Mapping[str, msgspec.Raw]], None],
+    ) -> Sequence[FollowedTasks]:
+        """Follow tasks of a caller by the ids that it knows, each at the node that the id names."""
 
     def report(self, task: ServerTask, *, is_other: bool) -> None:
         """Notify the caller's listeners there."""

@@ -14,7 +14,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, MutableMapping
+from collections.abc import Callable, Container, Iterator, MutableMapping, Set
 from functools import partial
 from typing import TypeAlias
 
@@ -31,6 +31,7 @@ from isthmus.frontends.mcp.tasks import public_params, server_result
 from isthmus.model.callers import Caller
 from isthmus.model.calls import TOO_LATE, Answered, Call, Declined, Event, OnReply, Outcome, Question, Result
 from isthmus.model.fault_table import BadReply, BadState, Fault, ServerError, Unanswered
+from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import ErrorReply, Response, notification, render
 from isthmus.wire.mcp.forwarded_methods import STATE, read_refusal, read_responses, with_state, write_input_required
 from isthmus.wire.mcp.messages import CANCELLED, cancelled_params, is_object, read_string
@@ -63,6 +64,9 @@ STATE_SECONDS = QUESTION_SECONDS
 STATE_LENGTH_MAX = 1024 * 1024
 """The longest state that a caller is given; half of `request_bytes` where that is less, because the state comes back
 together with arguments and answers."""
+
+ASKED_MAX = 10_000
+"""States of modern servers that are remembered until their callers return; the oldest are forgotten."""
 
 USED_EACH_MAX = 50_000
 """Used states remembered for one caller until they expire; beyond it, the caller has to wait for that."""
@@ -347,9 +351,20 @@ class ModernClientInput:
         self._calls = SuspendedCalls()
         self._used: dict[Owner, OrderedDict[str, float]] = {}
         """Numbers of used states, which must not be used again, with their expiry."""
+        self._asked: OrderedDict[str, tuple[ServerName, float]] = OrderedDict()
+        """Modern servers whose callers have not returned, by the number of the state, and its expiry."""
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def asking(self) -> Set[ServerName]:
+        """The servers that have asked a caller something and wait for its answer."""
+        now = self._loop.time()
+        while self._asked and next(iter(self._asked.values()))[1] <= now:
+            self._asked.popitem(last=False)
+        suspended = (each.inflight for each in self._calls)
+        legacy = {inflight.target.feature.server for inflight in suspended if inflight is not None}
+        return legacy | {server for server, _ in self._asked.values()}
 
     def retain(self, callers: Container[Caller]) -> None:
         """Cancel the suspended calls of all other callers: those removed, or whose permissions changed."""
@@ -362,10 +377,15 @@ class ModernClientInput:
     def seal(self, call: Call, result: Result) -> Outcome:
         """A modern server's `input_required` result with its state sealed for this caller and call."""
         members = msgspec.json.decode(result.payload, type=dict[str, msgspec.Raw])
-        state = self._seal(call, _State(self._expiry(), _new_number(), read_string(members.get(STATE))))
+        number, until = _new_number(), self._expiry()
+        state = self._seal(call, _State(until, number, read_string(members.get(STATE))))
         longest = min(STATE_LENGTH_MAX, self.limits.request_bytes // 2)
         if len(state) > longest and result.asked_by is not None:
             return BadReply(result.asked_by, f"a state of {len(state)} bytes once sealed; the limit is {longest}")
+        if result.asked_by is not None:
+            self._asked[number] = result.asked_by, until
+            if len(self._asked) > ASKED_MAX:
+                self._asked.popitem(last=False)
         return msgspec.structs.replace(result, payload=msgspec.Raw(with_state(result.payload, state)))
 
     def ask(self, exchange: AskableExchange, question: Question, reply: OnReply) -> None:
@@ -430,6 +450,7 @@ class ModernClientInput:
                 self._send_questions(suspended, exchange)
                 return exchange.inflight
         elif state is not None and (refused := _read_any_refusal(call)) is not None:
+            self._asked.pop(state.number, None)
             assert call.surface.server is not None, "another node calls one server"
             exchange.end(Unanswered(call.surface.server, refused.message))
             return None
@@ -456,6 +477,7 @@ class ModernClientInput:
         if state.server is not None:
             extra[STATE] = msgspec.Raw(msgspec.json.encode(state.server))
         inflight = hub.start(msgspec.structs.replace(call, extra=extra), exchange)
+        self._asked.pop(state.number, None)
         used: MutableMapping[str, float] = self._used.get(owner_of(call), {})
         keep = inflight.keep
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import islice
 
@@ -17,11 +17,11 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports import HubExchange, Subscriber
-from isthmus.core.watch.server_tasks import ServerTask
+from isthmus.core.watch.server_tasks import FollowedTasks, ServerTask
 from isthmus.core.watch.subscriptions import Key, OnUpdate
 from isthmus.frontends.mcp.exchange import updated_params
 from isthmus.frontends.mcp.hub_tasks import HubTaskFollower, HubTasks, OnTaskState
-from isthmus.frontends.mcp.tasks import is_hub_task_id, is_visible, public_id, route_task_call
+from isthmus.frontends.mcp.tasks import is_hub_task_id, is_of_other_node, is_visible, public_id, route_task_call
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
     NO_CAPABILITIES,
@@ -384,7 +384,7 @@ class TaskPoller:
 
     The hub polls the servers, at the intervals that these name, by the route of the caller's own requests. So a caller
     receives nothing about other callers' tasks and misses nothing while a link reconnects, and a server need not
-    support notifications. Hub tasks are followed without polling.
+    support notifications. Hub tasks are followed without polling. The node that an id names polls the task.
     """
 
     def __init__(self, client: McpClient, notify: OnTaskState, hub_tasks: HubTasks | None = None) -> None:
@@ -393,12 +393,17 @@ class TaskPoller:
         self._hub_tasks = hub_tasks
         self._notify = notify
         self._followed: dict[str, _PolledTask | HubTaskFollower] = {}
+        self._elsewhere: Sequence[FollowedTasks] = ()
 
     async def add(self, ids: Iterable[str]) -> tuple[str, ...]:
         """Add the tasks that the caller may follow, and return their ids; nothing is polled before `start`."""
         client = self._client
         hub, caller, surface, client_caps = client.hub, client.caller, client.surface, client.client_caps
+        elsewhere: list[str] = []
         for id in islice(ids, POLLED_MAX):
+            if is_of_other_node(id):
+                elsewhere.append(id)
+                continue
             followed: _PolledTask | HubTaskFollower | None = None
             if not is_hub_task_id(id):
                 view = client.view()
@@ -411,16 +416,18 @@ class TaskPoller:
                 followed = await self._hub_tasks.follow(caller, surface, client_caps, id, self._notify)
             if followed is not None:
                 self._followed[id] = followed
-        return tuple(self._followed)
+        if elsewhere and hub.tasks.other_nodes is not None:
+            self._elsewhere = await hub.tasks.other_nodes.follow(caller, surface, client_caps, elsewhere, self._notify)
+        return (*self._followed, *(id for each in self._elsewhere for id in each.ids))
 
     def start(self) -> None:
         """Start polling."""
-        for followed in self._followed.values():
+        for followed in (*self._followed.values(), *self._elsewhere):
             followed.start()
 
     def close(self) -> None:
         """Stop polling."""
-        for followed in self._followed.values():
+        for followed in (*self._followed.values(), *self._elsewhere):
             followed.stop()
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from isthmus.core.catalog.view import View
 from isthmus.core.watch.server_tasks import ServerTask, ServerTasks
+from isthmus.frontends.http.nodes import TAG_END
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Event, Question, Result, Surface
 from isthmus.model.features import Ability
@@ -63,6 +64,11 @@ def node_prefix() -> str:
 def is_task_method(method: str, era: Era, view: View, *, has_hub_tasks: bool = False) -> bool:
     """Whether this era has the method and some visible server, or the hub itself, has tasks."""
     return method in _METHODS[era] and (has_hub_tasks or _ABILITY[era] in view.abilities)
+
+
+def is_of_other_node(id: str) -> bool:
+    """Whether another node of a cluster has made an id, and knows the task."""
+    return TAG_END in id and not (_PREFIX and id.startswith(_PREFIX))
 
 
 def is_hub_task_id(id: str) -> bool:

@@ -22,7 +22,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.core.ports import AgentServers, ConnectingServer, DialledInServer
-from isthmus.frontends.relay.server_arrivals import ARRIVAL_SECONDS, ArrivalPatience
+from isthmus.frontends.relay.server_arrivals import ARRIVAL_SECONDS, NODES_SECONDS, ArrivalPatience, Waits
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
@@ -126,7 +126,12 @@ class RelayAgent:
     def _may_see(self, snapshot: Snapshot, server: ServerName) -> bool:
         return server in snapshot.view(self.caller.grants, Surface("own", server)).servers
 
-    def arrivals(self, *, for_list: bool = False) -> tuple[Sequence[asyncio.Future[None]], float]:
+    def ask_nodes(self) -> Waits | None:
+        """What to wait for before `arrivals` has the servers of all nodes of a cluster; None if it has them."""
+        asked = self._patience.ask_nodes()
+        return None if asked is None else ((asked,), min(NODES_SECONDS, self.settings.wait))
+
+    def arrivals(self, *, for_list: bool = False) -> Waits:
         """Servers to wait for before calling an unknown tool or listing all, and for how many seconds at most.
 
         These are servers that are connected but not listed yet, and configured servers that are starting. All devices
@@ -143,7 +148,7 @@ class RelayAgent:
             waits[settling] = left
         return tuple(waits), max(waits.values(), default=0.0)
 
-    def arrivals_of(self, server_id: str) -> tuple[Sequence[asyncio.Future[None]], float]:
+    def arrivals_of(self, server_id: str) -> Waits:
         """Connecting servers that may be this one, and for how many seconds a call waits for them."""
         arriving = [each for each in self._servers.arriving() if not each.is_named or each.label == server_id]
         waits = self._waits(arriving, self.settings.wait)

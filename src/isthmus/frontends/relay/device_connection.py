@@ -8,10 +8,9 @@ entry in the hub's tables, and its end sends the response.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -25,7 +24,7 @@ from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.relay.agents import DeviceTool, RelayAgent
 from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Broadcast, BroadcastRequest
 from isthmus.frontends.relay.faults import NO_NAME, fault_reply, no_such_method, refusal
-from isthmus.frontends.relay.server_arrivals import ArrivalWait, ResponseQueue
+from isthmus.frontends.relay.server_arrivals import ArrivalWait, ResponseQueue, Waits
 from isthmus.model.calls import (
     EVERYTHING,
     NO_CAPABILITIES,
@@ -390,7 +389,7 @@ class DeviceConnection:
             case "tools/list":
                 cursor = read_cursor(request.params)
                 self._respond_in_order(
-                    request, partial(tools_page, self._agent, cursor), *self._agent.arrivals(for_list=True)
+                    request, partial(tools_page, self._agent, cursor), partial(self._agent.arrivals, for_list=True)
                 )
             case "ping":
                 self._send(jsonrpc.result(request.id, ping_result(self._agent)))
@@ -405,15 +404,20 @@ class DeviceConnection:
         self,
         request: Request,
         make: Callable[[], bytes | None],
-        arrivals: Sequence[asyncio.Future[None]] = (),
-        seconds: float = 0.0,
+        find_arrivals: Callable[[], Waits] | None = None,
     ) -> None:
         """Respond in the order of requests, once these servers are listed or the time is over."""
         if len(self._responses) >= PENDING_MAX:
             self._refuse(request.id, f"{PENDING_MAX} requests of this device wait for servers; try again later")
             return
         id = bytes(request.id)
-        self._responses.add(id, partial(self._respond, id, make), arrivals, seconds)
+        respond = partial(self._respond, id, make)
+        if find_arrivals is None:
+            self._responses.add(id, respond)
+        elif (asking := self._agent.ask_nodes()) is not None:
+            self._responses.add(id, respond, asking, find_arrivals)
+        else:
+            self._responses.add(id, respond, find_arrivals())
 
     def _respond(self, id: bytes, make: Callable[[], bytes | None]) -> None:
         try:
@@ -441,14 +445,14 @@ class DeviceConnection:
                 self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, asked))
                 return
         entry = self._agent.table().entries.get(asked.name)
-        arrivals: Sequence[asyncio.Future[None]] = ()
-        seconds = 0.0
+        waits: Waits = ((), 0.0)
+        asking: Waits | None = None
         if (entry is None or not entry.is_listed) and asked.name:
-            # Any connecting server may have an unknown tool; a known one waits for its own server.
-            arrivals, seconds = self._agent.arrivals() if entry is None else self._agent.arrivals_of(entry.server_id)
+            asking = self._agent.ask_nodes()
+            waits = asking or self._arrivals_for(asked.name)
         if entry is None and not asked.name:
             self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, NO_NAME))
-        elif entry is None and not arrivals:
+        elif entry is None and not waits[0]:
             fault = self._unreached(asked.name) or UnknownTool(asked.name)
             self._send(fault_reply(request.id, fault, self._agent.name, asked.name))
         elif (why := self._busy_reason(size)) is not None:
@@ -458,14 +462,19 @@ class DeviceConnection:
         else:
             exchange = DeviceCall(self, request.id, asked.name, asked.meta.get(PROGRESS_TOKEN), size)
             self._calls.add(exchange)
-            if arrivals or entry is None:
-                self._call_later(exchange, asked, arrivals, seconds)
+            if waits[0] or entry is None:
+                self._call_later(exchange, asked, waits, is_asking=asking is not None)
             else:
                 self._start(exchange, asked, entry, self._agent.settings.timeout)
 
-    def _call_later(
-        self, exchange: DeviceCall, asked: CallRequest, arrivals: Sequence[asyncio.Future[None]], seconds: float
-    ) -> None:
+    def _arrivals_for(self, name: str) -> Waits:
+        """What a call waits for: any connecting server may have an unknown tool, and a known one has its server."""
+        entry = self._agent.table().entries.get(name)
+        if entry is not None and entry.is_listed:
+            return (), 0.0
+        return self._agent.arrivals() if entry is None else self._agent.arrivals_of(entry.server_id)
+
+    def _call_later(self, exchange: DeviceCall, asked: CallRequest, waits: Waits, *, is_asking: bool) -> None:
         """Start a call once its server is listed, or respond with the state of things when the time is over."""
         began = self._agent.hub.now()
 
@@ -482,7 +491,8 @@ class DeviceConnection:
                 held = self._agent.hub.now() - began
                 self._start(exchange, asked, entry, max(self._agent.settings.timeout - held, SHORTEST_SECONDS))
 
-        exchange.wait = ArrivalWait(arrivals, seconds, partial(start, is_due=True), partial(start, is_due=False))
+        find_more = partial(self._arrivals_for, asked.name) if is_asking else None
+        exchange.wait = ArrivalWait(waits, partial(start, is_due=True), partial(start, is_due=False), find_more)
 
     def _unreached(self, name: str) -> NotConnected | None:
         """The fault of an unknown tool that a server which is down may have; None if no such server is down."""

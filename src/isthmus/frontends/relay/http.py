@@ -180,7 +180,7 @@ class RelayHttp:
         """The sockets of agents at the other nodes."""
         self.on_counted: Callable[[str], None] = lambda _agent: None
         """Called with the key of an agent that has one device more or less here."""
-        self._patience = ArrivalPatience()
+        self.patience = ArrivalPatience()
         self._settled: asyncio.Future[None] | None = None
         self._refusals = _Refusals(hub.now)
         self.refusal_words: Mapping[str, str] = {}
@@ -348,7 +348,7 @@ class RelayHttp:
         if agent is None:
             roster = self._dialins.roster(claim.key)
             agent = self._agents[claim.key] = RelayAgent(
-                self._hub, roster, claim, self._settings, self._settling, self._patience
+                self._hub, roster, claim, self._settings, self._settling, self.patience
             )
         device = DeviceConnection(socket, agent, claim, self._implementation, self._now(), self._device_left)
         self._devices[device] = agent

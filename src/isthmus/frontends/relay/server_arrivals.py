@@ -8,19 +8,26 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 ARRIVAL_SECONDS = 1.0
 """How long a list waits for servers that are connected and have not listed their tools."""
 
+NODES_SECONDS = 0.25
+"""How long other nodes may take to say which servers are connecting there; one that stands still takes longer."""
+
 SILENT_MAX = 1024
 """How many silent servers are remembered, with a `server_id` and without."""
+
+Waits: TypeAlias = tuple[Sequence["asyncio.Future[None]"], float]
+"""What to wait for, and for how many seconds at most."""
 
 
 class ArrivalPatience:
     """When devices began to wait for each server. All devices share it, so that a silent server delays once."""
 
-    __slots__ = ("_doubted", "_loop", "_silent", "_since", "_unnamed")
+    __slots__ = ("_doubted", "_loop", "_silent", "_since", "_unnamed", "ask_nodes")
 
     def __init__(self) -> None:
         """Needs a running loop."""
@@ -31,6 +38,8 @@ class ArrivalPatience:
         self._unnamed: Counter[str] = Counter()
         """How many servers without a `server_id` stayed silent and disconnected, by agent."""
         self._doubted: WeakKeyDictionary[asyncio.Future[None], bool] = WeakKeyDictionary()
+        self.ask_nodes: Callable[[], asyncio.Future[None] | None] = lambda: None
+        """Asks the other nodes of a cluster which servers are connecting there. Done when they have answered."""
 
     def is_known(self, arrival: asyncio.Future[None]) -> bool:
         """Whether a device has asked about this server before."""
@@ -78,19 +87,24 @@ class ArrivalPatience:
 class ArrivalWait:
     """One wait for several servers. `on_arrival` is called after each, `on_due` once at the end."""
 
-    __slots__ = ("_arrivals", "_on_arrival", "_on_due", "_open", "_timer")
+    __slots__ = ("_arrivals", "_find_more", "_on_arrival", "_on_due", "_open", "_timer")
 
     def __init__(
         self,
-        arrivals: Sequence[asyncio.Future[None]],
-        seconds: float,
+        waits: Waits,
         on_due: Callable[[], None],
         on_arrival: Callable[[], None] | None = None,
+        find_more: Callable[[], Waits] | None = None,
     ) -> None:
-        self._arrivals = arrivals
-        self._open = len(arrivals)
+        """`find_more` is called once, at the end of these waits, and returns further ones."""
         self._on_due = on_due
         self._on_arrival = on_arrival
+        self._find_more = find_more
+        self._begin(*waits)
+
+    def _begin(self, arrivals: Sequence[asyncio.Future[None]], seconds: float) -> None:
+        self._arrivals = arrivals
+        self._open = len(arrivals)
         for arrival in arrivals:
             arrival.add_done_callback(self._arrived)
         self._timer = asyncio.get_running_loop().call_later(seconds, self._be_due)
@@ -104,7 +118,12 @@ class ArrivalWait:
 
     def _be_due(self) -> None:
         self.stop()
-        self._on_due()
+        find_more, self._find_more = self._find_more, None
+        arrivals, seconds = ((), 0.0) if find_more is None else find_more()
+        if arrivals:
+            self._begin(arrivals, seconds)
+        else:
+            self._on_due()
 
     def stop(self) -> None:
         """Stop waiting, and remove the callbacks from the futures."""
@@ -126,8 +145,8 @@ class _QueuedResponse:
         self.send = send
         self.is_due = False
 
-    def wait_for(self, arrivals: Sequence[asyncio.Future[None]], seconds: float) -> None:
-        self._wait = ArrivalWait(arrivals, seconds, self._be_due)
+    def wait_for(self, waits: Waits, find_more: Callable[[], Waits] | None) -> None:
+        self._wait = ArrivalWait(waits, self._be_due, find_more=find_more)
 
     def _be_due(self) -> None:
         self.is_due = True
@@ -150,16 +169,20 @@ class ResponseQueue:
         return len(self._queue)
 
     def add(
-        self, id: bytes, send: Callable[[], None], arrivals: Sequence[asyncio.Future[None]] = (), seconds: float = 0.0
+        self,
+        id: bytes,
+        send: Callable[[], None],
+        waits: Waits = ((), 0.0),
+        find_more: Callable[[], Waits] | None = None,
     ) -> None:
         """Call `send` when all servers have arrived or the time is over, in its turn; perhaps at once."""
-        if not arrivals and not self._queue:
+        if not waits[0] and not self._queue:
             send()
             return
         response = _QueuedResponse(self, id, send)
         self._queue.append(response)
-        if arrivals:
-            response.wait_for(arrivals, seconds)
+        if waits[0]:
+            response.wait_for(waits, find_more)
         else:
             response.is_due = True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Set
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -113,6 +113,8 @@ class DialInRegistry:
         """Called with the key of an agent that has one socket more or less."""
         self.on_forgotten: Callable[[ServerName], None] = lambda _server: None
         """Called when the operator has had a server forgotten at this hub."""
+        self.asking: Callable[[], Set[ServerName]] = frozenset
+        """Returns the servers that wait for answers of callers which return with them in another call."""
         self._away: dict[AgentServer, float] = {}
         """When each absent server disconnected, the earliest first."""
         self._forgetting: asyncio.TimerHandle | None = None
@@ -416,33 +418,22 @@ class DialInRegistry:
         if server_queue.grace != grace:
             server_queue.grace = grace
 
-    def leave(self, moving: Iterable[tuple[str, str]]) -> None:
+    def leave(self) -> None:
         """This node shuts down: each socket is closed as soon as its calls are answered, so that its servers move."""
         self._is_leaving = True
-        links = [link for link in self._links if link.announced is None]
-        self._background.spawn("servers that move", self._move_away(list(moving), links))
+        self._background.spawn("servers that move", self._move_away())
 
-    async def _move_away(self, moving: Sequence[tuple[str, str]], links: Sequence[DialInLink]) -> None:
-        """A server takes 40 µs, so thousands are not done in one turn of the event loop."""
-        for start in range(0, len(moving), MOVE_AT_ONCE_MAX):
-            for key in moving[start : start + MOVE_AT_ONCE_MAX]:
-                self.await_move(*key)
-            await pause()
-        for start in range(0, len(links), MOVE_AT_ONCE_MAX):
-            for link in links[start : start + MOVE_AT_ONCE_MAX]:
-                link.leaves()
-            await pause()
-        await self._close_idle()
-
-    async def _close_idle(self) -> None:
+    async def _move_away(self) -> None:
         words = "the hub is shutting down"
         while True:
             links = [link for link in self._links if link.announced is None]
             if not (links or self._hosts):
                 return
+            await self._let_leave(links)
             # Also of calls that have asked their caller something, and have no request at the server meanwhile.
             calls = (each for each in self._hub.deadlines.pending() if isinstance(each, InFlight))
             busy: set[object] = {inflight.link for inflight in calls}
+            busy.update(link for link in links if not link.is_leaving)
             idle = [host for host in self._hosts if busy.isdisjoint(host.links())]
             # On a socket with a call the other servers leave by themselves: their client opens another one for them.
             busy.update(link for host in idle for link in host.links())
@@ -451,6 +442,22 @@ class DialInRegistry:
             for link in [link for link in links if link not in busy][:MOVE_AT_ONCE_MAX]:
                 link.end(RESTARTING, words, words)
             await asyncio.sleep(MOVE_LOOK_SECONDS)
+
+    async def _let_leave(self, links: Iterable[DialInLink]) -> None:
+        """Send these servers no more calls, so that they move. One that has asked a caller waits for the answer first.
+
+        A server takes 40 µs, so thousands are not done in one turn of the event loop.
+        """
+        asking = self.asking()
+        leaving = [link for link in links if not link.is_leaving and link.server not in asking]
+        for start in range(0, len(leaving), MOVE_AT_ONCE_MAX):
+            for link in leaving[start : start + MOVE_AT_ONCE_MAX]:
+                agent = self._links.get(link)
+                servers = () if agent is None else agent.servers()
+                if (here := next((each for each in servers if each.reconnector.link is link), None)) is not None:
+                    self.await_move(here.agent.key, here.server_id)
+                link.leaves()
+            await pause()
 
     # -- disconnecting ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ class Line:
         self.waiting = ResponseQueue()
 
     def add(self, id: str, *arrivals: asyncio.Future[None], seconds: float = SECONDS) -> None:
-        self.waiting.add(id.encode(), lambda: self.given.append(id), arrivals, seconds)
+        self.waiting.add(id.encode(), lambda: self.given.append(id), (arrivals, seconds))
 
 
 def arrival() -> asyncio.Future[None]:

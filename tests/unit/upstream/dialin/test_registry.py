@@ -1025,7 +1025,7 @@ async def test_a_hub_that_leaves_keeps_a_socket_whose_server_has_asked_a_caller(
         server.say(id=server.calls()[0]["id"], result=asking)
         ((_, reply),) = listener.asked
         idle = await at.agent_server(Dialler("idle"), "idle")
-        at.book.leave([])
+        at.book.leave()
         await until(lambda: bool(idle.closed))
         assert not server.closed
         reply(Answered(raw({"action": "accept", "content": {}})))
@@ -1041,7 +1041,7 @@ async def test_a_hub_that_leaves_lets_few_of_its_servers_go_in_one_turn_of_the_l
         for server in servers:
             at.dial(server)
         await at.quiet()
-        at.book.leave([("kitchen", server.name or "") for server in servers])
+        at.book.leave()
         counts = [0]
         while counts[-1] < len(servers):
             await asyncio.sleep(0)
@@ -1054,7 +1054,7 @@ async def test_no_call_waits_for_a_server_that_moves_once_the_hub_waits_no_longe
         await at.agent_server(Dialler())
         agent_server = at.book.roster("kitchen").agent_server("clock")
         assert agent_server is not None
-        at.book.leave([("kitchen", "clock")])
+        at.book.leave()
         await until(lambda: at.servers() == {"kitchen_clock": "away"})
         at.hub.stop_waiting("the hub is shutting down")
         at.book.await_move("kitchen", "clock")  # another node leaves, too
@@ -1077,7 +1077,7 @@ async def test_a_long_call_on_a_shared_socket_does_not_keep_the_other_servers_fr
         busy.servers[b"1"].holds_calls = True
         _, listener = at.start("kitchen_one.now")
         await until(lambda: len(busy.servers[b"1"].calls()) == 1)
-        at.book.leave([])
+        at.book.leave()
         await until(lambda: bool(idle.closed))
         await until(lambda: any("closed" in message for message in busy.messages))
         assert [message["closed"] for message in busy.messages if "closed" in message] == [2]
