@@ -21,6 +21,7 @@ from isthmus.transport.websocket import (
     PING,
     PING_SECONDS,
     SILENT,
+    FrameReader,
     MessageReceiver,
     SocketChannel,
     in_words,
@@ -94,24 +95,11 @@ def fitting(reason: str) -> str:
     return reason.encode()[:REASON_BYTES].decode(errors="ignore")
 
 
-class _FrameReader(StreamReader):
-    """Passes a long frame on without copying: copying megabytes takes milliseconds, mostly for fresh memory."""
-
-    def read_exact(self, n: int) -> Generator[None, None, bytearray]:
-        if n >= LARGE_PORTION_BYTES:
-            while len(self.buffer) < n and not self.eof:
-                yield
-            if len(self.buffer) == n:
-                whole, self.buffer = self.buffer, bytearray()
-                return whole
-        return (yield from super().read_exact(n))
-
-
 class _Framing(Framing):
     """The protocol of a server, once it is open."""
 
     def parse(self) -> Generator[None]:
-        self.reader = _FrameReader()
+        self.reader = FrameReader(self)
         return super().parse()
 
 
@@ -368,7 +356,8 @@ class AcceptedSocket(SocketChannel):
                 self._see_off()
             return
         self._is_silent = False
-        self._report_alive()
+        if self._sign is not None:
+            self._report_alive()
         self._framing.receive_data(data)
         events = self._framing.events_received()
         for event in events:
@@ -430,7 +419,7 @@ class AcceptedSocket(SocketChannel):
     def _drop_unfinished(self) -> None:
         self._parts = None
         self._framing.parser.close()
-        self._framing.reader.buffer = bytearray()
+        self._framing.reader = StreamReader()  # the old one refers to the protocol
         if self._held_bytes:
             self._hold(0)
 

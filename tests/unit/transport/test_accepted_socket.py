@@ -12,12 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from websockets.frames import Frame, Opcode
-from websockets.protocol import CLIENT
+from websockets.protocol import CLIENT, SERVER, Side
+from websockets.protocol import Protocol as Framing
 
 from isthmus.transport import accepted_socket as module
 from isthmus.transport.accepted_socket import (
@@ -819,3 +823,50 @@ def test_a_long_frame_is_passed_on_without_a_copy(extra: bytes) -> None:
     assert (first.data is buffer, first.data) == (not extra, long)
     assert len(more) == bool(extra)
     assert not framing.reader.buffer
+
+
+def frames(*pieces: Frame) -> Callable[[bool], bytes]:
+    """What these frames are on the wire, with or without a mask."""
+    return lambda mask: b"".join(piece.serialize(mask=mask) for piece in pieces)
+
+
+WIRE = (
+    *(frames(Frame(Opcode.TEXT, b"x" * size)) for size in (0, 1, 125, 126, 300, 65_535, 65_536)),
+    frames(Frame(Opcode.BINARY, b"binary")),
+    frames(Frame(Opcode.PING, b"ping")),
+    frames(Frame(Opcode.PONG, b"")),
+    frames(Frame(Opcode.TEXT, b"in ", fin=False), Frame(Opcode.PING, b""), Frame(Opcode.CONT, b"pieces")),
+)
+"""Frames that a peer may send."""
+
+BAD_WIRE = (
+    frames(Frame(Opcode.TEXT, b"too long".ljust(LIMIT_BYTES + 1))),
+    frames(Frame(Opcode.TEXT, b"in "), Frame(Opcode.CONT, b"pieces")),
+    frames(Frame(Opcode.TEXT, b"in ", fin=False), Frame(Opcode.TEXT, b"whole")),
+    lambda mask: b"\xc1\x80mask" if mask else b"\xc1\x00",  # a reserved bit
+    frames(Frame(Opcode.CLOSE, b"\x03\xe8bye"), Frame(Opcode.TEXT, b"late")),
+    lambda mask: Frame(Opcode.TEXT, b"masked wrongly").serialize(mask=not mask),
+    lambda _: b"\x83\x80unknown",
+)
+"""Frames that end the connection."""
+
+
+@pytest.mark.parametrize("side", [SERVER, CLIENT])
+@given(st.lists(st.sampled_from(WIRE), max_size=6), st.sampled_from((*BAD_WIRE, None)), st.data())
+def test_frames_are_read_as_the_library_reads_them(
+    side: Side, good: list[Callable[[bool], bytes]], bad: Callable[[bool], bytes] | None, data: st.DataObject
+) -> None:
+    wire = b"".join(make(side is SERVER) for make in (*good, *([] if bad is None else [bad])))
+    cuts = sorted({0, *data.draw(st.lists(st.integers(0, len(wire)), max_size=8)), len(wire)})
+    ours = module._Framing(side, max_size=LIMIT_BYTES)
+    theirs = Framing(side, max_size=LIMIT_BYTES)
+    for start, end in pairwise(cuts):
+        seen = []
+        for framing in (ours, theirs):
+            framing.receive_data(wire[start:end])
+            received = [(event, bytes(event.data)) for event in framing.events_received() if isinstance(event, Frame)]
+            events = [(event.opcode, event.fin, data) for event, data in received]
+            sent = framing.data_to_send()
+            answers = sent if side is SERVER else len(sent)  # a client's frames have random masks
+            seen.append((events, framing.state, framing.close_rcvd, str(framing.parser_exc), answers))
+        assert seen[0] == seen[1]
