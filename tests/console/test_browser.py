@@ -53,7 +53,7 @@ def marked(mark: str) -> set[str]:
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["the test fails", "the worker is killed"])
 @pytest.mark.parametrize("opened", OPEN)
-async def test_no_process_of_a_browser_survives(opened: str, is_killed: bool) -> None:
+async def test_no_process_of_a_browser_survives(opened: str, *, is_killed: bool) -> None:
     program()  # skips without a browser
     mark = uuid.uuid4().hex
     with site() as pages:
