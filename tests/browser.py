@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -106,23 +107,29 @@ def site() -> Iterator[Site]:
 
 
 @asynccontextmanager
-async def _browsing(url: str) -> AsyncIterator[None]:
+async def browsing(url: str) -> AsyncIterator[None]:
+    """A browser at this page. It ends with the block, and also when this process is killed.
+
+    The program on the PATH may be a script that starts the browser, so killing that process is not enough: the group
+    is killed. A browser that is controlled through a pipe quits when the other end closes.
+    """
     flags = [*FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     folder = tempfile.mkdtemp(prefix="chromium-")
     process = await asyncio.create_subprocess_exec(
-        program(),
+        *("sh", "-c", 'exec "$@" 3<&0 4>&1 </dev/null', "sh", program()),
         *flags,
         f"--user-data-dir={folder}",
-        "--remote-debugging-port=0",  # else a headless browser ends once the page is loaded
+        "--remote-debugging-pipe",  # reads 3 and writes 4; without it a headless browser ends once the page is loaded
         url,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         yield
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -134,5 +141,5 @@ async def visited(it: Site, host: str, script: str) -> Any:
         "const told = await run().catch(error => ({failed: String(error)}));"
         "await fetch('/report', {method: 'POST', body: JSON.stringify(told ?? null)});"
     )
-    async with _browsing(f"{it.origin(host)}/"):
+    async with browsing(f"{it.origin(host)}/"):
         return await asyncio.to_thread(it.reported.get, timeout=SECONDS)
