@@ -59,7 +59,7 @@ from isthmus.frontends.a2a.caller_messages import (
     read_reply,
     without_headers,
 )
-from isthmus.frontends.a2a.planning import CallerView, MakeScriptTask, TaskPlan, Words, plan
+from isthmus.frontends.a2a.planning import CallerView, MakeScriptTask, SentMessage, TaskPlan, plan
 from isthmus.frontends.a2a.push_notifications import PushNotifications, fault_problem
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, record_bytes, whole_task
@@ -304,7 +304,7 @@ class A2aService:
 
     def _plan(self, caller: Caller, message: Message, context: str, read: Instruction) -> TaskPlan:
         views = CallerView(self.hub, caller, self._targets, self.script_task)
-        made = plan(read, caller, views, Words(self.settings.text_tool, message, context))
+        made = plan(read, views, SentMessage(message, context, self.settings.text_tool))
         if made.note and made.note != self._last_warning:
             self._last_warning = made.note
             log.warning("text_tool cannot be used", reason=made.note)

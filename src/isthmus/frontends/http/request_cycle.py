@@ -441,11 +441,14 @@ class RequestCycle:
                 return [*pieces, b"0\r\n\r\n"] if is_last else pieces
 
     def _finish(self, last_pieces: Sequence[bytes | memoryview]) -> None:
+        self._complete()
+        self._connection.put(last_pieces)
+        self._connection.on_response_complete()
+
+    def _complete(self) -> None:
         self.is_complete = True
         self._wake()
         self._disconnect_callbacks.clear()
-        self._connection.put(last_pieces)
-        self._connection.on_response_complete()
 
 
 def call_contained(callback: Callable[[], None]) -> None:
