@@ -271,7 +271,7 @@ def is_json(fields: Fields) -> bool:
     return fields.get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES
 
 
-def last_word(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
+def final_state_for(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
     """The task states that end a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
     return is_terminal if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
@@ -426,7 +426,7 @@ class A2aRequest:
     async def _stream(
         self, live: LiveTask, events: UpdateStream, dialect: Dialect, operation: Operation | A2aProblem
     ) -> None:
-        after, is_last = self._after(live, operation), last_word(dialect, operation)
+        after, is_last = self._after(live, operation), final_state_for(dialect, operation)
         stream = TaskStream(self._caller, live, self._peer, events, after, is_last)
         stream.has_final = dialect.name == "0.3"
         stream.is_for_sender = isinstance(operation, SendMessage)
@@ -449,7 +449,7 @@ class _A2aHttpRequest(A2aRequest):
 
     def __init__(self, frontend: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields, scope: Message) -> None:
         super().__init__(frontend, caller, peer, fields)
-        self._taking = peer
+        self._http_peer = peer
         self._scope = scope
 
     async def _forwarded(self, operation: Operation | A2aProblem, body: bytes) -> bool:
@@ -461,9 +461,9 @@ class _A2aHttpRequest(A2aRequest):
 
     def _send_response(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a response. Once a 0.1 caller has read it, the same text is a new message."""
-        self._taking.answer(status, lines, body)
+        self._http_peer.answer(status, lines, body)
         if self._reported is not None:
-            self._taking.on_taken(partial(self._service.delivered, self._reported))
+            self._http_peer.on_taken(partial(self._service.delivered, self._reported))
 
 
 class _A2aRpcRequest(_A2aHttpRequest):
