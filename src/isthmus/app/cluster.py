@@ -31,6 +31,7 @@ from isthmus.cluster.settings import ClusterSettings
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import CLUSTER
+from isthmus.core.admin_ports import BusReport, ClusterReport, NodeReport
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.event_loop import in_passes
 from isthmus.core.journal import Document, SharedJournal
@@ -42,7 +43,6 @@ from isthmus.frontends.mcp.methods import QUERY_SECONDS, LegacyTaskList
 from isthmus.frontends.mcp.subscriptions import McpClient
 from isthmus.frontends.mcp.tasks import public_state
 from isthmus.frontends.relay.http import RelayHttp
-from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.fault_table import Fault, NodeLost, TaskElsewhere
@@ -387,7 +387,7 @@ class Cluster:
             await self._own.wait_idle()
 
     async def report(self) -> ClusterReport:
-        """See `frontends.rest.http.ClusterReports`."""
+        """See `core.admin_ports.ClusterReports`."""
         asked = list(self.bus.peers())
         silences = {node: self.bus.silence_of(node) for node in asked}  # before each answers a request
         lags = dict(zip(asked, await asyncio.gather(*map(self._lag_of, asked)), strict=True))
