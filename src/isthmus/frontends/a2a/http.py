@@ -128,7 +128,7 @@ class A2aHttp:
         self.nodes = nodes
         service.context_prefix = nodes.prefix
         self._auth = auth
-        self._cards = cards
+        self.cards = cards
         self._streams: set[TaskStream] = set()
         self._callers: Container[Caller] | None = None
         """Callers whose streams may stay open; None for all."""
@@ -155,7 +155,7 @@ class A2aHttp:
             self._refuse_caller(peer, path, admitted)
         elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-            await self._cards.send(peer, path, query, fields, admitted)
+            await self.cards.send(peer, path, query, fields, admitted)
         elif scope["method"] in ("GET", "HEAD") and path == KEYS_PATH:
             peer.answer(200, JSON + FRESH, await self.service.pushing.key_set())
         elif path in CARD_PATHS or path == KEYS_PATH:
@@ -208,7 +208,7 @@ class A2aHttp:
     def change(self, settings: A2aSettings) -> None:
         """Apply new settings."""
         self.service.settings = settings
-        self._cards.settings = settings
+        self.cards.settings = settings
 
     def follow(self, stream: TaskStream) -> None:
         """Begin a stream; `end_streams` and `retain` can end it."""
@@ -236,14 +236,6 @@ class A2aHttp:
         self._is_draining = True
         for stream in tuple(self._streams):
             stream.wind_up()
-
-    def speak_grpc(self, address: str) -> None:
-        """Add the gRPC address to the card."""
-        self._cards.grpc_address = address
-
-    async def card(self, caller: Caller, dialect: DialectName) -> Answered:
-        """The card for authenticated callers."""
-        return await self._cards.extended(caller, dialect)
 
 
 def _set_of(path: str) -> tuple[str | None, str]:
@@ -330,7 +322,7 @@ class A2aRequest:
                     return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
                 return live
             case GetExtendedCard():
-                return await self._frontend.card(self._caller, dialect.name)
+                return await self._frontend.cards.extended(self._caller, dialect.name)
             case _:
                 return await self._push(dialect, operation)
 
