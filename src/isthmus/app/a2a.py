@@ -118,7 +118,7 @@ async def open_grpc(
     service.bases = grpc_bases(hub.public_url, hub.host, bound)
     if (url := running.configuration.a2a.grpc_url) is not None:
         service.bases = (f"https://{url}", f"http://{url}", *service.bases)
-    agent.speak_grpc(grpc_address(hub.public_url, bound))
+    agent.cards.grpc_address = grpc_address(hub.public_url, bound)
     log.info("listening for gRPC", host=hub.host, port=bound)
     return service
 

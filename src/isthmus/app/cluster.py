@@ -32,6 +32,7 @@ from isthmus.cluster.settings import ClusterSettings
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import CLUSTER
+from isthmus.core.admin_ports import BusReport, ClusterReport, NodeReport
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.event_loop import in_passes
 from isthmus.core.journal import Document, SharedJournal
@@ -39,7 +40,6 @@ from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.http.auth import Authenticator, FailedAuthLimit
 from isthmus.frontends.http.health import RenderMetrics
 from isthmus.frontends.relay.http import RelayHttp
-from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
 from isthmus.model.fault_table import Fault, NodeLost, TaskElsewhere
 from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
@@ -374,7 +374,7 @@ class Cluster:
             await self._own.wait_idle()
 
     async def report(self) -> ClusterReport:
-        """See `frontends.rest.http.ClusterReports`."""
+        """See `core.admin_ports.ClusterReports`."""
         asked = list(self.bus.peers())
         silences = {node: self.bus.silence_of(node) for node in asked}  # before each answers a request
         lags = dict(zip(asked, await asyncio.gather(*map(self._lag_of, asked)), strict=True))

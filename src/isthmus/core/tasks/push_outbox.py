@@ -245,10 +245,10 @@ class PushOutbox:
     def _set_ready(self, queue: _DeliveryQueue) -> None:
         queue.timer = None
         queue.host.ready.append(queue)
-        self._line_up(queue.host)
+        self._enqueue(queue.host)
         self._start_attempts()
 
-    def _line_up(self, host: _Host) -> None:
+    def _enqueue(self, host: _Host) -> None:
         if host.ready and not host.has_turn and host.running < AT_ONCE_PER_HOST:
             host.has_turn = True
             self._turns.append(host)
@@ -258,7 +258,7 @@ class PushOutbox:
             host = self._turns.popleft()
             host.has_turn = False
             self._start(host.ready.popleft())
-            self._line_up(host)
+            self._enqueue(host)
 
     def _start(self, queue: _DeliveryQueue) -> None:
         self._running += 1
@@ -294,7 +294,7 @@ class PushOutbox:
                 self._room.set()
         else:
             self._schedule(queue, pause)
-        self._line_up(queue.host)
+        self._enqueue(queue.host)
         self._start_attempts()
 
     # -- one attempt ---------------------------------------------------------------------------------------------------

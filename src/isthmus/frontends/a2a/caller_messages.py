@@ -7,6 +7,7 @@ counts. Plain text is passed on as it is. Tools are looked up later, in the call
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.core.event_loop import DECODED_BYTES, offload
-from isthmus.core.tasks.record import StoredQuestion, TaskOwner, message_digest, task_id_for
+from isthmus.core.tasks.record import StoredQuestion, TaskOwner
 from isthmus.model.calls import Answered, Declined, Reply
 from isthmus.model.tasks import ABSENT, Artifact, DataPart, FilePart, Message, Part, TextPart
 from isthmus.wire.a2a.operations import SendMessage
@@ -48,6 +49,9 @@ ESCAPE = b"\\u"
 
 UNKEPT = b'{"mcp_headers":null}'
 """Stored instead of an instruction with headers and a repeated member: its secrets cannot be recognized."""
+
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 class ToolInstruction(msgspec.Struct, frozen=True):
@@ -129,6 +133,24 @@ def _read_now(owner: TaskOwner, said: SendMessage, size: int) -> ReadMessage:
 def digest_of(said: SendMessage) -> str:
     """The digest that repeated messages with a key share."""
     return message_digest(without_headers(said.message), said.task, said.context, said.metadata or None)
+
+
+def message_digest(*said: object) -> str:
+    """A digest that is equal for equal messages, whatever the layout of their JSON."""
+    text = _encode(said)
+    # Protobuf clients order object members at random, differently after a restart. Values that Python cannot hold (a
+    # number beyond a double, unbounded nesting) are compared as text.
+    with suppress(msgspec.MsgspecError, RecursionError):
+        text = _encode_sorted(msgspec.json.decode(text))
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def task_id_for(owner: TaskOwner, digest: str) -> str:
+    """The id of the task that a message starts, by the digest of its content.
+
+    The journal accepts an id once: a repeated message finds its task, also after a crash, without a lookup or a write.
+    """
+    return hashlib.blake2b(f"{owner.key}\n{digest}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def message_bytes(said: Message | Artifact) -> int:

@@ -128,7 +128,7 @@ class A2aHttp:
         self.nodes = nodes
         service.context_prefix = nodes.prefix
         self._auth = auth
-        self._cards = cards
+        self.cards = cards
         self._streams: set[TaskStream] = set()
         self._callers: Container[Caller] | None = None
         """Callers whose streams may stay open; None for all."""
@@ -155,7 +155,7 @@ class A2aHttp:
             self._refuse_caller(peer, path, admitted)
         elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-            await self._cards.send(peer, path, query, fields, admitted)
+            await self.cards.send(peer, path, query, fields, admitted)
         elif scope["method"] in ("GET", "HEAD") and path == KEYS_PATH:
             peer.answer(200, JSON + FRESH, await self.service.pushing.key_set())
         elif path in CARD_PATHS or path == KEYS_PATH:
@@ -208,7 +208,7 @@ class A2aHttp:
     def change(self, settings: A2aSettings) -> None:
         """Apply new settings."""
         self.service.settings = settings
-        self._cards.settings = settings
+        self.cards.settings = settings
 
     def follow(self, stream: TaskStream) -> None:
         """Begin a stream; `end_streams` and `retain` can end it."""
@@ -237,14 +237,6 @@ class A2aHttp:
         for stream in tuple(self._streams):
             stream.wind_up()
 
-    def speak_grpc(self, address: str) -> None:
-        """Add the gRPC address to the card."""
-        self._cards.grpc_address = address
-
-    async def card(self, caller: Caller, dialect: DialectName) -> Answered:
-        """The card for authenticated callers."""
-        return await self._cards.extended(caller, dialect)
-
 
 def _set_of(path: str) -> tuple[str | None, str]:
     """The set that a path names, and the path that it stands for."""
@@ -271,7 +263,7 @@ def is_json(fields: Fields) -> bool:
     return fields.get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES
 
 
-def last_word(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
+def final_state_for(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
     """The task states that end a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
     return is_terminal if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
@@ -330,7 +322,7 @@ class A2aRequest:
                     return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
                 return live
             case GetExtendedCard():
-                return await self._frontend.card(self._caller, dialect.name)
+                return await self._frontend.cards.extended(self._caller, dialect.name)
             case _:
                 return await self._push(dialect, operation)
 
@@ -426,7 +418,7 @@ class A2aRequest:
     async def _stream(
         self, live: LiveTask, events: UpdateStream, dialect: Dialect, operation: Operation | A2aProblem
     ) -> None:
-        after, is_last = self._after(live, operation), last_word(dialect, operation)
+        after, is_last = self._after(live, operation), final_state_for(dialect, operation)
         stream = TaskStream(self._caller, live, self._peer, events, after, is_last)
         stream.has_final = dialect.name == "0.3"
         stream.is_for_sender = isinstance(operation, SendMessage)
@@ -449,7 +441,7 @@ class _A2aHttpRequest(A2aRequest):
 
     def __init__(self, frontend: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields, scope: Message) -> None:
         super().__init__(frontend, caller, peer, fields)
-        self._taking = peer
+        self._http_peer = peer
         self._scope = scope
 
     async def _forwarded(self, operation: Operation | A2aProblem, body: bytes) -> bool:
@@ -461,9 +453,9 @@ class _A2aHttpRequest(A2aRequest):
 
     def _send_response(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a response. Once a 0.1 caller has read it, the same text is a new message."""
-        self._taking.answer(status, lines, body)
+        self._http_peer.answer(status, lines, body)
         if self._reported is not None:
-            self._taking.on_taken(partial(self._service.delivered, self._reported))
+            self._http_peer.on_taken(partial(self._service.delivered, self._reported))
 
 
 class _A2aRpcRequest(_A2aHttpRequest):

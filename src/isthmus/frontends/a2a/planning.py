@@ -165,8 +165,8 @@ class CallerView:
     def __init__(
         self, hub: Hub, caller: Caller, targets: TargetResolver | None, script_task: MakeScriptTask | None = None
     ) -> None:
+        self.caller = caller
         self._hub = hub
-        self._caller = caller
         self._targets = targets
         self._script_task = script_task
         self._set = REQUEST_SET.get()
@@ -179,11 +179,11 @@ class CallerView:
 
     def view(self, surface: Surface) -> View:
         """The caller's view of a surface."""
-        return self._hub.snapshot.view(self._caller.grants, surface)
+        return self._hub.snapshot.view(self.caller.grants, surface)
 
     def script_maker(self) -> MakeScriptTask | None:
         """Makes the task of a script; None if the caller's tools are not exposed as code."""
-        is_exposed = self._hub.snapshot.exposure(self._caller.grants, self.surface()) == "code"
+        is_exposed = self._hub.snapshot.exposure(self.caller.grants, self.surface()) == "code"
         return self._script_task if is_exposed else None
 
     def has_server(self, server: str) -> bool:
@@ -205,7 +205,7 @@ class CallerView:
 
     def unreached(self, surface: Surface, name: str) -> NotConnected | None:
         """Why a tool that the caller could use is not listed, if the hub has never reached its server."""
-        return self._hub.unreached(self._caller.grants, surface, name)
+        return self._hub.unreached(self.caller.grants, surface, name)
 
     def not_connected(self, server: str) -> NotConnected | None:
         """Why a server is not connected, whatever it has listed before; None if it is."""
@@ -219,29 +219,30 @@ class CallerView:
             return TargetRefused("A set has only servers that are configured; they cannot be named by URL")
         if self._targets is None:
             return TargetRefused("Servers must be named as configured; calling them by URL is not enabled")
-        return self._targets.find(self._caller, target)
+        return self._targets.find(self.caller, target)
 
 
-class Words(msgspec.Struct, frozen=True):
-    """How plain text is handled: the tool for it, and the message that contains it."""
+class SentMessage(msgspec.Struct, frozen=True):
+    """The message that a task is planned for."""
 
-    tool: str | None
     message: Message
     context: str
+    text_tool: str | None
+    """The tool for plain text, if one is configured."""
 
 
-def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
+def plan(instruction: Instruction, views: CallerView, sent: SentMessage) -> TaskPlan:
     """Plan a task for an instruction."""
     made: TaskPlan
     match instruction:
         case ToolInstruction():
-            made = _plan_tool(instruction, caller, views, words)
+            made = _plan_tool(instruction, views, sent)
         case CommandInstruction():
-            made = _plan_command(instruction, caller, views, words.context)
+            made = _plan_command(instruction, views, sent.context)
         case CodeInstruction():
-            made = _plan_code(instruction, caller, views, words)
+            made = _plan_code(instruction, views, sent)
         case Saying():
-            made = _plan_text(instruction, caller, views, words)
+            made = _plan_text(instruction, views, sent)
         case BadInstruction():
             id = instruction.id or _new_id() if instruction.form == "command" else ABSENT
             brief = StoredInstruction(instruction.form, "", id)
@@ -256,7 +257,7 @@ def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Wor
         brief = made.brief if made.brief.tool == called else replace(made.brief, called=called)
         if may_be_of_hub and name in views.view(call.surface).virtual:
             return replace(made, brief=brief, call=TargetCall(views.hub_itself(), lambda _: call))
-        return replace(made, brief=brief, call=_in_context(words.context, call))
+        return replace(made, brief=brief, call=_in_context(sent.context, call))
     return made
 
 
@@ -268,7 +269,7 @@ def _in_context(context: str, call: Call) -> Call:
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
+def _plan_tool(instruction: ToolInstruction, views: CallerView, sent: SentMessage) -> TaskPlan:
     brief = StoredInstruction(instruction.form, instruction.name)
     surface = views.surface()
     view = views.view(surface)
@@ -276,11 +277,11 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, 
     if isinstance(found, str):
         arguments: Raw | None = instruction.arguments
         if instruction.words.strip() and (route := view.find_tool(found)) is not None:
-            arguments = _text_arguments(instruction.words, words, route)
+            arguments = _text_arguments(instruction.words, sent, route)
         if arguments is None:
             said = f"{found} takes no text: give its arguments as data"
             return _failed(stored_outcome(UnclearInstruction(said)), brief)
-        return TaskPlan(brief, _call(caller, surface, found, arguments))
+        return TaskPlan(brief, _call(views.caller, surface, found, arguments))
     # Perhaps the hub has never reached the named server: then its tools are unknown.
     name, server = instruction.name, instruction.server
     if server is not None:
@@ -315,14 +316,14 @@ def _unreached_call(why: Fault) -> TargetCall:
     return TargetCall(_UnreachedTarget(why), lambda _: why)
 
 
-def _plan_code(instruction: CodeInstruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
+def _plan_code(instruction: CodeInstruction, views: CallerView, sent: SentMessage) -> TaskPlan:
     brief = StoredInstruction("tool", RUN_CODE)
     make = views.script_maker()
     if make is not None:
-        model = _in_context(words.context, _call(caller, views.surface(), RUN_CODE, EMPTY))
+        model = _in_context(sent.context, _call(views.caller, views.surface(), RUN_CODE, EMPTY))
         return TaskPlan(brief, make(model, instruction.code, instruction.timeout))
-    if words.tool is not None:
-        return _plan_text(Saying(instruction.given), caller, views, words)
+    if sent.text_tool is not None:
+        return _plan_text(Saying(instruction.given), views, sent)
     said = 'this hub runs no scripts for you: its operator can set expose = "code"; name a tool instead'
     return _failed(stored_outcome(UnclearInstruction(said)), brief)
 
@@ -384,7 +385,7 @@ def _unknown(name: str, view: View) -> StoredOutcome:
 # -- methods of MCP ----------------------------------------------------------------------------------------------------
 
 
-def _plan_command(instruction: CommandInstruction, caller: Caller, views: CallerView, context: str) -> TaskPlan:
+def _plan_command(instruction: CommandInstruction, views: CallerView, context: str) -> TaskPlan:
     id = instruction.id or _new_id()
     brief = StoredInstruction("command", instruction.method, id)
     read = _read(instruction)
@@ -395,14 +396,14 @@ def _plan_command(instruction: CommandInstruction, caller: Caller, views: Caller
     if isinstance(aimed, Fault):
         return TaskPlan(brief, ending=stored_outcome(aimed), state=state_after(aimed))
     if not isinstance(aimed, str):
-        return TaskPlan(brief, TargetCall(aimed, partial(_do_at_target, instruction, caller, context)))
+        return TaskPlan(brief, TargetCall(aimed, partial(_do_at_target, instruction, views.caller, context)))
     # The list of a server that was connected before is still valid; a ping is not.
     closed = views.not_connected(aimed) if instruction.method == "ping" else views.never_listed(aimed)
     surface = views.surface("own", aimed)
     is_denied = read is not None and read.kind == "tool" and views.unreached(surface, read.name) is None
     if closed is not None and not is_denied:
         return TaskPlan(brief, _unreached_call(closed), is_closed=True)
-    done = _do(instruction, caller, surface, views.view(surface))
+    done = _do(instruction, views.caller, surface, views.view(surface))
     if isinstance(done, Call):
         return TaskPlan(brief, done)
     if isinstance(done, str):
@@ -506,15 +507,15 @@ def _do_at_target(instruction: CommandInstruction, caller: Caller, context: str,
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _plan_text(saying: Saying, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
+def _plan_text(saying: Saying, views: CallerView, sent: SentMessage) -> TaskPlan:
     if saying.form is not None:
-        return plan(BadInstruction(saying.form, f"an object is needed: {_NEEDED[saying.form]}"), caller, views, words)
+        return plan(BadInstruction(saying.form, f"an object is needed: {_NEEDED[saying.form]}"), views, sent)
     view = views.view(views.surface())
-    found = None if words.tool is None else _find(ToolInstruction(words.tool, EMPTY), views, view)
+    found = None if sent.text_tool is None else _find(ToolInstruction(sent.text_tool, EMPTY), views, view)
     route = view.find_tool(found) if isinstance(found, str) else None
-    arguments = None if route is None else _text_arguments(saying.text, words, route)
+    arguments = None if route is None else _text_arguments(saying.text, sent, route)
     if isinstance(found, str) and arguments is not None:
-        return TaskPlan(StoredInstruction("tool", found), _call(caller, views.surface(), found, arguments))
+        return TaskPlan(StoredInstruction("tool", found), _call(views.caller, views.surface(), found, arguments))
     note = f"text_tool {found} has no argument named text" if isinstance(found, str) else ""
     return TaskPlan(StoredInstruction(), state="input_required", offer=_suggest_tools(saying.text, view), note=note)
 
@@ -526,16 +527,16 @@ _NEEDED: dict[Form, str] = {
 }
 
 
-def _text_arguments(text: str, words: Words, route: Route) -> Raw | None:
+def _text_arguments(text: str, sent: SentMessage, route: Route) -> Raw | None:
     """The arguments for plain text: all known values, or those in the tool's schema.
 
     None if the schema has no argument `text`.
     """
     given: dict[str, Payload] = {
         "text": msgspec.json.encode(text),
-        "message_id": msgspec.json.encode(words.message.id),
-        "context_id": msgspec.json.encode(words.context),
-        "metadata": words.message.metadata or b"{}",
+        "message_id": msgspec.json.encode(sent.message.id),
+        "context_id": msgspec.json.encode(sent.context),
+        "metadata": sent.message.metadata or b"{}",
     }
     schema = object_members(route.feature.definition.get("inputSchema", EMPTY)) or {}
     taken = object_members(schema.get("properties", EMPTY))

@@ -2,6 +2,11 @@
 
 A caller only sees its own tasks; tasks of others do not exist for it. The HTTP and gRPC frontends read requests and
 write responses; this module does the work.
+
+Repeated messages run once, by their content and by idempotency keys. A client that got no response sends its message
+again under the same id. It gets the task of the first message, until ten minutes after that has ended. The task's id is
+derived from the message, so the journal itself knows which messages were received. A client that adds an
+Idempotency-Key gets the first task for a day; the key is stored in the journal with the task.
 """
 
 from __future__ import annotations
@@ -34,17 +39,13 @@ from isthmus.core.tasks.live_task import (
     TaskNotStored,
 )
 from isthmus.core.tasks.record import (
-    JOINED_SECONDS,
+    DEDUP_KEY,
+    KEY_SECONDS,
     TASK,
-    IdempotencyKey,
     TaskOwner,
     TaskRecord,
     is_approval,
-    is_joined,
-    key_document,
-    message_digest,
     owner_of,
-    read_key,
 )
 from isthmus.frontends.a2a.caller_messages import (
     Instruction,
@@ -53,13 +54,14 @@ from isthmus.frontends.a2a.caller_messages import (
     ToolInstruction,
     digest_of,
     is_refusal,
+    message_digest,
     object_in,
     read_instruction,
     read_message,
     read_reply,
     without_headers,
 )
-from isthmus.frontends.a2a.planning import CallerView, MakeScriptTask, TaskPlan, Words, plan
+from isthmus.frontends.a2a.planning import CallerView, MakeScriptTask, SentMessage, TaskPlan, plan
 from isthmus.frontends.a2a.push_notifications import PushNotifications, fault_problem
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, record_bytes, whole_task
@@ -99,6 +101,49 @@ UNKNOWN_IF_RUN = A2aProblem(
 
 TaskProgress: TypeAlias = tuple[str, int, int]
 """Progress of a task: its state, the number of messages, and the number of the open question."""
+
+
+JOINED_SECONDS = 600.0
+"""How long after its task's end the same message joins it. After that it is a new one: some clients restart their
+message ids with every process."""
+
+
+class _StoredKey(msgspec.Struct, frozen=True):
+    digest: str
+    task: str
+
+
+_decode_key = msgspec.json.Decoder(_StoredKey).decode
+
+
+class IdempotencyKey(msgspec.Struct, frozen=True):
+    """A key that a caller has used: for which message and task, and when."""
+
+    digest: str
+    task: str
+    version: int
+    at: float
+
+    def is_valid(self, now: float) -> bool:
+        """Whether it still stands for its task."""
+        return now < self.at + KEY_SECONDS
+
+
+async def read_key(journal: Journal, owner: TaskOwner, key: str) -> IdempotencyKey | None:
+    """The last use of a key, which may have expired."""
+    document = await journal.read(DEDUP_KEY, owner.key, key)
+    if document is None or document.body is None:
+        return None
+    stored = _decode_key(document.body)
+    return IdempotencyKey(stored.digest, stored.task, document.version, document.at)
+
+
+def key_document(
+    owner: TaskOwner, key: str, digest: str, task: str, at: float, before: IdempotencyKey | None
+) -> Document:
+    """The document that stores a use of a key."""
+    version = 1 if before is None else before.version + 1
+    return Document(DEDUP_KEY, owner.key, key, version, at, msgspec.json.encode(_StoredKey(digest, task)))
 
 
 class _FreeKey(msgspec.Struct, frozen=True):
@@ -304,7 +349,7 @@ class A2aService:
 
     def _plan(self, caller: Caller, message: Message, context: str, read: Instruction) -> TaskPlan:
         views = CallerView(self.hub, caller, self._targets, self.script_task)
-        made = plan(read, caller, views, Words(self.settings.text_tool, message, context))
+        made = plan(read, views, SentMessage(message, context, self.settings.text_tool))
         if made.note and made.note != self._last_warning:
             self._last_warning = made.note
             log.warning("text_tool cannot be used", reason=made.note)
@@ -551,6 +596,18 @@ class A2aService:
             return A2aProblem("task_not_cancelable", f"Task {asked.task} has ended ({live.record.state})")
         await self._engine.wait_stored(live)
         return live
+
+
+def is_joined(record: TaskRecord, now: float) -> bool:
+    """Whether a repeated message joins the task that it started; otherwise it is a new message.
+
+    A caller that sent more messages to the task, or cancelled it, has received the first response: if it repeats the
+    message after the task's end, it means a new task.
+    """
+    if not record.is_terminal:
+        return True
+    has_answer = record.is_withdrawn or sum(each.role == "user" for each in record.said) > 1
+    return not has_answer and now < record.updated + JOINED_SECONDS
 
 
 def _instruction_in(said: tuple[Message, ...]) -> Message:

@@ -116,7 +116,7 @@ def _cut(part: Part, position: int, number: int, count: int) -> Part:
     return replace(part, content=part.content[where], metadata=metadata)
 
 
-POUR_SECONDS = (0.001, 0.05)
+SLOW_READER_SECONDS = (0.001, 0.05)
 """How long a stream waits for a slow reader before it checks again: at first, and at most. Each wait doubles."""
 
 CHANGED = A2aProblem("invalid_request", "The caller's identity or permissions have changed; send the request again")
@@ -223,7 +223,7 @@ class TaskStream:
         self._last: TaskRecord | None = None
         """The final state of the task, once all due updates are sent."""
         self._timer: asyncio.TimerHandle | None = None
-        self._pause = POUR_SECONDS[0]
+        self._pause = SLOW_READER_SECONDS[0]
         self.over: asyncio.Future[TaskRecord | None] = self._loop.create_future()
         self.has_final = False
         """Whether the last event must be a final status update, as clients of 0.3 expect."""
@@ -239,18 +239,18 @@ class TaskStream:
         made = _shown(record)
         if record.is_terminal and any(map(is_long, made.task.artifacts)):
             # Some clients cannot read so much at once, and some stop at the end of the task.
-            self._say(replace(made.task, status=TaskStatus("working", made.task.created), artifacts=()))
+            self._send(replace(made.task, status=TaskStatus("working", made.task.created), artifacts=()))
             self._due.append(self._missed_reports(record))
             self.task_changed(record)
             return
         self._version = record.version
-        self._say(without_questions(made.task) if self.is_for_sender else made.task)
+        self._send(without_questions(made.task) if self.is_for_sender else made.task)
         if self._is_last(record):
             self._last = record
         # A task may be faster than the stream that its message opened.
         if self._live.reports.after(self._number) or (self.has_final and self._last is not None):
             self._due.append(self._missed(made))
-        self._pour()
+        self._send_due()
 
     def _missed(self, made: _TaskView) -> Iterator[Update]:
         """Reports that the caller missed, and then the state again if the task is settled."""
@@ -271,25 +271,25 @@ class TaskStream:
             self._last = record
             self._live.listeners.pop(self, None)
         if self._timer is None:
-            self._pour()
+            self._send_due()
 
     def _changed(self, version: int, updates: Iterator[Update]) -> Iterator[Update]:
         self._version = version
         yield from updates
 
-    def _pour(self) -> None:
+    def _send_due(self) -> None:
         """Send due updates; continue later if the caller reads slowly."""
         self._timer = None
         while self._due and not self.over.done():
             if self._peer.buffered_bytes() > CROWDED_BYTES:
-                self._timer = self._loop.call_later(self._pause, self._pour)
-                self._pause = min(2 * self._pause, POUR_SECONDS[1])
+                self._timer = self._loop.call_later(self._pause, self._send_due)
+                self._pause = min(2 * self._pause, SLOW_READER_SECONDS[1])
                 return
-            self._pause = POUR_SECONDS[0]
+            self._pause = SLOW_READER_SECONDS[0]
             if (update := next(self._due[0], None)) is None:
                 self._due.popleft()
             else:
-                self._say(update)
+                self._send(update)
         if self._last is not None:
             self._end(self._last)
 
@@ -297,9 +297,9 @@ class TaskStream:
         """See `core.tasks.live_task.TaskListener`. A slow reader misses reports, but no changes."""
         if not self._due and self._peer.buffered_bytes() <= CROWDED_BYTES:
             self._number = noted.number
-            self._say(reported(record, noted))
+            self._send(reported(record, noted))
 
-    def _say(self, update: Update) -> None:
+    def _send(self, update: Update) -> None:
         if not self.over.done():
             self._peer.push(self._stream.write(update, f"{self._version}.{self._number}"))
 

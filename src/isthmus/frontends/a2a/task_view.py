@@ -231,7 +231,7 @@ def summary(ending: StoredOutcome, brief: StoredInstruction) -> str | None:
     if ending.result and not ending.is_error:
         return None
     if brief.form == "execute":
-        source, code, message = _blame(ending, brief)
+        source, code, message = _explain_failure(ending, brief)
         return f"[{source}/{code}] {message}"
     return ending.message or f"{brief.tool or 'The tool'} reported an error"
 
@@ -245,7 +245,7 @@ def _execute_output(ending: StoredOutcome, brief: StoredInstruction) -> bytes:
         is_object = bytes(memoryview(ending.result)[:1]) == b"{"
         result = ending.result if is_object else json_tool_result(ending.result).payload
         return render({"success": b"true", "mcp_result": result})
-    source, code, message = _blame(ending, brief)
+    source, code, message = _explain_failure(ending, brief)
     error: dict[str, Payload] = {"source": _json(source), "code": _json(code), "message": _json(message)}
     details: dict[str, Payload] = {}
     if not ending.result:
@@ -264,7 +264,7 @@ def _execute_output(ending: StoredOutcome, brief: StoredInstruction) -> bytes:
     return render({"success": b"false", "error": render(error)})
 
 
-def _blame(ending: StoredOutcome, brief: StoredInstruction) -> tuple[str, str, str]:
+def _explain_failure(ending: StoredOutcome, brief: StoredInstruction) -> tuple[str, str, str]:
     if ending.result:
         return "MCP_TOOL", "TOOL_EXECUTION_FAILED", f"Execution failed for tool '{brief.tool}'"
     if ending.code is not None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -25,6 +25,7 @@ from isthmus.core.admin_ports import (
     BudgetAdmin,
     CaptureOrder,
     CaptureState,
+    ClusterReports,
     EndedCall,
     HubAdmin,
     RelayAdmin,
@@ -176,56 +177,6 @@ class DenyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 DecisionRequest = TypeVar("DecisionRequest", AllowRequest, DenyRequest)
-
-
-class NodeReport(msgspec.Struct, frozen=True, rename="camel"):
-    """A node of the cluster, as the one that is asked sees it."""
-
-    name: str
-    is_self: bool
-    since: float
-    """When it joined, in seconds since 1970; for the node itself, since when its bus is as it is."""
-    version: str
-    servers: tuple[str, ...]
-    """The servers that it owns, by name."""
-    differs: tuple[str, ...] = ()
-    """The tables of its configuration that differ from those of the node that is asked."""
-    config_version: int | None = None
-    """The version of its configuration in the database, if it is from there."""
-    config_problem: str = ""
-    """Why it does not use all of the newest configuration; empty if it does."""
-    epoch: str = ""
-    """Its life: a node that starts again, or loses the bus, has another one. A text, since it has more digits than
-    JavaScript keeps."""
-    silence: float | None = None
-    """For how many seconds nothing has come from it; None for the node that is asked."""
-    lag: float | None = None
-    """How many seconds a request to it and its answer take now; None for the node that is asked, and without an
-    answer."""
-
-
-class BusReport(msgspec.Struct, frozen=True):
-    """The bus between the nodes."""
-
-    state: Literal["connected", "away"]
-    since: float
-    reason: str
-    """Why it is away; empty if it is not."""
-
-
-class ClusterReport(msgspec.Struct, frozen=True):
-    """The nodes that are present."""
-
-    node: str
-    bus: BusReport
-    nodes: tuple[NodeReport, ...]
-
-
-class ClusterReports(Protocol):
-    """The cluster that the hub is a node of."""
-
-    async def report(self) -> ClusterReport:
-        """The nodes that are present now. Each is asked, so that its lag is known."""
 
 
 class RestParts(msgspec.Struct, frozen=True):

@@ -16,7 +16,16 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Headers
-from isthmus.frontends.http.request_cycle import JSON, PEER, Message, Peer, Receive, Send, header_lines, join_headers
+from isthmus.frontends.http.request_cycle import (
+    PEER,
+    Message,
+    Peer,
+    Receive,
+    Send,
+    header_lines,
+    join_headers,
+    respond,
+)
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import ServerName
@@ -141,7 +150,7 @@ class WellKnown:
         match scope["method"]:
             case _ if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
                 self._auth.on_turned_away("mcp", admitted.status)
-                _say(peer, admitted.status, admitted.message, admitted.headers)
+                respond(peer, admitted.status, admitted.message, admitted.headers)
             case "OPTIONS":
                 peer.answer(204, header_lines(PUBLIC), b"")
             case "GET" | "HEAD" if scope["path"] == CATALOG_PATH:
@@ -152,13 +161,13 @@ class WellKnown:
                 # Without a key, existing and unknown servers look alike.
                 server = ServerName(between[1:]) if between else None
                 if server is not None and isinstance(admitted, Denied):
-                    _say(peer, admitted.status, admitted.message, admitted.headers)
+                    respond(peer, admitted.status, admitted.message, admitted.headers)
                 elif server is not None and server not in self._visible(admitted):
-                    _say(peer, 404, "Not found")
+                    respond(peer, 404, "Not found")
                 else:
                     self._answer(peer, CARD_TYPE, self._cards.card(server, needs_key=self._needs_key()), admitted)
             case _:
-                _say(peer, 405, "Use GET", ((b"allow", b"GET, HEAD, OPTIONS"),))
+                respond(peer, 405, "Use GET", ((b"allow", b"GET, HEAD, OPTIONS"),))
 
     def _visible(self, admitted: Caller | Denied) -> list[ServerName]:
         if isinstance(admitted, Denied):
@@ -168,7 +177,3 @@ class WellKnown:
     def _answer(self, peer: Peer, kind: str, document: dict[str, Any], admitted: Caller | Denied) -> None:
         shared = PUBLIC if isinstance(admitted, Denied) else PRIVATE
         peer.answer(200, header_lines([(b"content-type", kind.encode()), *shared]), msgspec.json.encode(document))
-
-
-def _say(peer: Peer, status: int, text: str, headers: Headers = ()) -> None:
-    peer.answer(status, JSON + header_lines(headers), msgspec.json.encode({"error": text}))

@@ -20,7 +20,7 @@ from isthmus.core.tasks.live_task import (
     TaskNotStored,
 )
 from isthmus.core.tasks.push_delivery import DELIVERY, STATES, delivery_document, delivery_of
-from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient, key_document
+from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient
 from isthmus.core.tasks.storage_limits import DELETABLE, UNANSWERED_SECONDS, Retention
 from isthmus.model.calls import Result
 from isthmus.model.tasks import ENDED
@@ -31,6 +31,11 @@ from tests.unit.core.tasks.doubles import OWNER, SECONDS, Workshop, draft, turns
 
 MOST = 16_000
 """So 2,000 bytes for tasks that begin: two of them, each with 512 besides its words."""
+
+
+def key_of(room: Room, name: str) -> Document:
+    """The document of an idempotency key."""
+    return Document(DEDUP_KEY, OWNER.key, name, 1, room.seconds, b'{"digest":"digest","task":"task"}')
 
 
 class Slow(MemoryJournal):
@@ -263,7 +268,7 @@ async def test_keys_have_room_of_their_own_and_are_refused_beyond_it(monkeypatch
     room.engine.storage_quota.keep_bytes = 10_000
     await room.end("one")
     before = room.counted
-    keys = [key_document(OWNER, str(number), "digest", "task", room.seconds, None) for number in range(10)]
+    keys = [key_of(room, str(number)) for number in range(10)]
     fitting = 5_000 // size_of(keys[0])
     for key in keys[:fitting]:
         await room.engine.storage_quota.reserve_key(OWNER, key)
@@ -291,7 +296,7 @@ async def test_a_result_that_has_no_room_fails_its_task_and_is_not_worth_another
 
 async def test_the_first_key_of_a_caller_is_taken_while_the_journal_is_asked() -> None:
     room = Room()
-    await room.engine.storage_quota.reserve_key(OWNER, key_document(OWNER, "key", "digest", "task", room.seconds, None))
+    await room.engine.storage_quota.reserve_key(OWNER, key_of(room, "key"))
     await turns()
     assert room.slow.weighed == 1
 

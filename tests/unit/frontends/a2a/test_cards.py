@@ -117,8 +117,8 @@ async def test_a_card_without_a_server_that_starts_is_soon_read_again(monkeypatc
 async def test_no_more_cards_are_remembered_than_a_few() -> None:
     async with hall() as here:
         for number in range(REMEMBERED_MAX + 10):
-            here.frontend._cards._unchanged_since((str(number), None), b"tag")
-        assert len(here.frontend._cards._since) == REMEMBERED_MAX
+            here.frontend.cards._unchanged_since((str(number), None), b"tag")
+        assert len(here.frontend.cards._since) == REMEMBERED_MAX
 
 
 async def test_a_strict_card_has_nothing_of_earlier_generations() -> None:
@@ -242,5 +242,5 @@ async def test_grpc_is_in_the_card_where_it_is_spoken(given: str | None, url: st
             }
 
         assert "GRPC" not in await bindings()
-        here.frontend.speak_grpc("hub.example:9000")
+        here.frontend.cards.grpc_address = "hub.example:9000"
         assert (await bindings())["GRPC"] == url

@@ -21,7 +21,7 @@ from isthmus.frontends.a2a.caller_messages import (
     Saying,
     ToolInstruction,
 )
-from isthmus.frontends.a2a.planning import OFFERED_MAX, CallerView, TargetCall, TaskPlan, Words, plan
+from isthmus.frontends.a2a.planning import OFFERED_MAX, CallerView, SentMessage, TargetCall, TaskPlan, plan
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Outcome, Result, Surface
 from isthmus.model.fault_table import Cancelled, Fault, NotConnected, TargetRefused
@@ -51,7 +51,6 @@ class Sight(CallerView):
     def __init__(self, caller: Caller = ANYONE) -> None:
         self.hub = Stage.of(OFFER).hub
         super().__init__(self.hub, caller, None)
-        self.caller = caller
         self.named: list[TargetSpec] = []
         self.found: ServerName | UnopenedTarget | Fault = TargetRefused("Not there")
         self.lost: NotConnected | None = None
@@ -79,7 +78,7 @@ class Sight(CallerView):
         return self.found
 
     def plan(self, instruction: Instruction, text_tool: str | None = None) -> TaskPlan:
-        return plan(instruction, self.caller, self, Words(text_tool, SAID, "talk"))
+        return plan(instruction, self, SentMessage(SAID, "talk", text_tool))
 
 
 def called(made: TaskPlan) -> Call:

@@ -13,7 +13,7 @@ from isthmus.core.audit import Fact
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.journal import Document, OnWritten
-from isthmus.core.tasks import record as repeats
+from isthmus.core.tasks import record
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a import service as a2a_services
 from isthmus.model.calls import Question, Reply, Result
@@ -85,10 +85,10 @@ async def test_the_same_message_has_the_same_answer_for_ten_minutes_and_then_is_
     async with hall() as here:
         here.office.answer_at_once()
         first = await here.task("SendMessage", run())
-        here.office.seconds += repeats.JOINED_SECONDS - 1.0
+        here.office.seconds += a2a_services.JOINED_SECONDS - 1.0
         assert await here.task("SendMessage", run()) == first
         for count in (2, 3):
-            here.office.seconds += repeats.JOINED_SECONDS
+            here.office.seconds += a2a_services.JOINED_SECONDS
             later = await here.task("SendMessage", run())
             assert later["id"] != first["id"]
             assert await here.task("SendMessage", run()) == later
@@ -293,7 +293,7 @@ async def test_under_a_key_the_first_answer_is_given_for_a_day() -> None:
         here.office.answer_at_once()
         first = await here.task("SendMessage", run(), KEY)
         assert await here.task("SendMessage", run(), KEY) == first
-        here.office.seconds += repeats.KEY_SECONDS - 60.0
+        here.office.seconds += record.KEY_SECONDS - 60.0
         assert await here.task("SendMessage", run(), KEY) == first
         here.office.seconds += 120.0
         later = await here.task("SendMessage", run(), KEY)
@@ -333,7 +333,7 @@ async def test_a_message_runs_once_also_if_it_comes_under_a_key_and_without(
         first = await here.task("SendMessage", run(), *lines[0])
         assert await here.task("SendMessage", run(), *lines[1]) == first
         assert len(here.office.sent) == 1
-        here.office.seconds += repeats.KEY_SECONDS - 60.0
+        here.office.seconds += record.KEY_SECONDS - 60.0
         if lines[1]:
             assert await here.task("SendMessage", run(), *lines[1]) == first, "the key holds for a day"
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import Raw
 
-from isthmus.core.tasks.record import (
-    KEY_SECONDS,
-    IdempotencyKey,
-    TaskOwner,
-    TaskRecord,
-    is_joined,
-    key_document,
-    message_digest,
-    read_key,
-    task_id_for,
-)
+from isthmus.core.tasks.record import KEY_SECONDS, TaskOwner, TaskRecord
+from isthmus.frontends.a2a.caller_messages import message_digest, task_id_for
+from isthmus.frontends.a2a.service import IdempotencyKey, is_joined, key_document, read_key
 from isthmus.model.tasks import DataPart, Message, TaskState
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.tasks.doubles import user_message
