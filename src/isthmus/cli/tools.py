@@ -157,7 +157,7 @@ async def show_entry(source: HubSource, name: str, shape: ListShape, *, wait: fl
         print_table(("  NAME", "TYPE", "NEEDED", "DESCRIPTION"), arguments, ("cyan", "", "", ""), is_wrapped=True)
     is_named = isinstance(source, RemoteSource) and HUB_VARIABLE not in os.environ
     address = source.url.removesuffix("/mcp") if isinstance(source, RemoteSource) and is_named else None
-    command = "call" if shape is TOOLS else "prompt"
+    command: Literal["call", "prompt"] = "call" if shape is TOOLS else "prompt"
     print_output(f"\nExample:\n  {example_call(tool.name, schema, address, source.set_name, command)}")
     return Exit.SUCCESS
 
