@@ -385,8 +385,10 @@ def read_sets(
             findings.append(place.finding("picks nothing", advice=advice, code=finding_codes.IDLE_SET_ENTRY))
         for table, listed in _CHANGED_LISTS.items():
             for full in _unpicked(settings, listed):
-                advice = f"correct its spelling, add {json.dumps(full)} to {listed}, or remove it"
-                text = f"is not among the {listed} of the set"
+                is_one = not full.endswith(".*")
+                text = f"is not among the {listed} of the set" if is_one else f"names no single {table}"
+                add = f"correct its spelling, add {json.dumps(full)} to {listed}, or remove it"
+                advice = add if is_one else f"write a table for each {table}"
                 code = finding_codes.IDLE_SET_ENTRY
                 findings.append(place.at(table, full).finding(text, advice=advice, code=code))
         for changes in (settings.tool, settings.prompt):
@@ -405,7 +407,7 @@ def _unpicked(settings: SetSettings, listed: ListName) -> list[str]:
         return []
     for full in settings.changes_of(listed):
         server, _, own = full.partition(".")
-        if not picked.allows(ServerName(server), FeatureName(own)):
+        if own == "*" or not picked.allows(ServerName(server), FeatureName(own)):
             unpicked.append(full)
     return unpicked
 
