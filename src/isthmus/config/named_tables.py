@@ -358,7 +358,7 @@ _SET_FIXES = (
     ("must have only variables that are set", "set the variable where the hub starts, or in the .env beside the file"),
     ("must have only", "correct the spelling of the key, or remove it"),
     ("must not name an argument that is in fixed", "remove the argument from hide"),
-    ("must be a text", "write the value in quotation marks"),
+    ("must be a text in quotation marks", "arguments of prompts are texts"),
 )
 """Parts of the mistakes in a set, and what to write instead; the first match counts."""
 

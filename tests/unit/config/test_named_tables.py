@@ -368,8 +368,8 @@ def test_every_key_of_a_set_is_documented_and_a_field() -> None:
         ),
         (
             {"prompt": {"github.x": {"fixed": {"n": 7}}}},
-            'sets.dev.prompt."github.x".fixed.n must be a text, not 7',
-            "write the value in quotation marks",
+            'sets.dev.prompt."github.x".fixed.n must be a text in quotation marks',
+            "arguments of prompts are texts",
         ),
         (
             {"resource": {"github.a:b": {"fixed": {"a": "b"}}}},
