@@ -148,6 +148,28 @@ async def test_a_server_that_says_nothing_is_waited_for_as_long_as_is_asked(tmp_
     assert [(found["server"], found["code"]) for found in json.loads(out)["findings"]] == [("silent", "ISD-109")]
 
 
+ONLY_PROMPTS = """
+import json, sys
+ANSWERS = {
+    "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"prompts": {}}, "serverInfo": {"name": "p"}},
+    "prompts/list": {"prompts": [{"name": "ask"}]},
+}
+for line in sys.stdin:
+    request = json.loads(line)
+    known = ANSWERS.get(request["method"])
+    answer = {"error": {"code": -32601, "message": "no"}} if known is None else {"result": known}
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+"""
+
+
+async def test_a_server_with_prompts_and_without_tools_is_well(tmp_path: Path) -> None:
+    (tmp_path / "prompts.py").write_text(ONLY_PROMPTS)
+    config = write_config(tmp_path, {"prompts": stdio([sys.executable, str(tmp_path / "prompts.py")])})
+    code, out = await doctor("--config", str(config))
+    assert (code, "ISD-" in out) == (0, False), out
+
+
 async def test_a_plain_server_that_cannot_list_its_tools_is_well_and_unlisted(tmp_path: Path) -> None:
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with server:

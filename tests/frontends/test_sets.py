@@ -374,6 +374,9 @@ async def test_commands_have_prompts_and_resources_as_a_set_says(hub: HubProcess
     assert [line.split()[0] for line in out.splitlines()] == ["brief", "look_over", "summary"]
     _, out, _ = await command_line(folder, "prompt", "look_over", "change=7", *options)
     assert 'review {"change":"7","repo":"acme/x"}' in out
+    _, out, _ = await command_line(folder, "prompts", "look_over", *options)
+    assert "\n  change  string  yes  Its number.\n" in out
+    assert out.endswith("Example:\n  isthmus prompt --set papers look_over change=CHANGE\n")
     code, _, complained = await command_line(folder, "prompt", "look_over", "change=7", "repo=evil/x", *options)
     assert (code, "not accepted here: repo (accepted: change)" in complained) == (1, True)
     assert (await command_line(folder, "prompt", "one.review", "change=7", *options))[0] == 1

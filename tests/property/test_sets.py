@@ -21,7 +21,7 @@ from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Style, Surface
 from isthmus.model.features import Prompt
 from isthmus.model.names import FeatureName, ServerName
 from tests.choices import IS_FULL
-from tests.unit.core.doubles import call, raw, ready, tool
+from tests.unit.core.doubles import call, prompt, raw, ready, tool
 
 steady = settings(deadline=None, derandomize=True, max_examples=150 if IS_FULL else 50)
 """The same examples every time, however busy the machine is."""
@@ -42,23 +42,28 @@ GIVEN = st.from_regex(r"[ab._-]{1,3}", fullmatch=True)
 def hubs(draw: st.DrawFn) -> tuple[Snapshot, SetSettings, list[tuple[ServerName, FeatureName]]]:
     pairs = [(ServerName(server), FeatureName(own)) for server, own in draw(PAIRS)]
     changes = {canonical(pair): SetChange(name=draw(GIVEN)) for pair in pairs if draw(st.booleans())}
-    chosen = SetSettings(tools=draw(st.one_of(st.just(("*",)), LISTS)), exclude=draw(LISTS), tool=changes)
-    statuses = {
-        server: ready(*(tool(own, whose) for whose, own in pairs if whose == server), server=server)
-        for server, _ in pairs
-    }
+    picked = draw(st.one_of(st.just(("*",)), LISTS))
+    chosen = SetSettings(tools=picked, prompts=picked, exclude=draw(LISTS), tool=changes, prompt=changes)
+    statuses = {}
+    for server, _ in pairs:
+        names = [own for whose, own in pairs if whose == server]
+        prompts = [prompt(own, server) for own in names]
+        statuses[server] = ready(*(tool(own, server) for own in names), prompts=prompts, server=server)
     return Snapshot(1, statuses, CheckCache(limit_bytes=4096), sets={"dev": chosen}), chosen, pairs
 
 
 def pairs_of(view: View) -> dict[str, tuple[ServerName, FeatureName]]:
-    return {name: (route.feature.server, route.feature.name) for name, route in view.routes.items()}
+    pairs = {name: (route.feature.server, route.feature.name) for name, route in view.routes.items()}
+    assert pairs == {name: (route.feature.server, route.feature.name) for name, route in view.prompts.items()}
+    return pairs
 
 
 @given(hubs(), GRANTS, st.sampled_from(["canonical", "llm"]))
 @steady
 def test_callable_is_listed_and_listed_is_allowed(hub: Any, grants: Grants, style: Style) -> None:
     snapshot, chosen, pairs = hub
-    listed = pairs_of(snapshot.view(grants, Surface(style, set="dev")))
+    view = snapshot.view(grants, Surface(style, set="dev"))
+    listed = pairs_of(view)
     picked, allowed = Policy(Grants(chosen.tools, chosen.exclude)), Policy(grants)
     assert set(listed.values()) == {pair for pair in pairs if picked.allows(*pair) and allowed.allows(*pair)}
     assert len(set(listed.values())) == len(listed)
@@ -68,6 +73,8 @@ def test_callable_is_listed_and_listed_is_allowed(hub: Any, grants: Grants, styl
         found = snapshot.find_tool(grants, Surface(style, set="dev"), NO_CAPABILITIES, name)
         assert (found is None) == (name not in listed)
         assert found is None or (found.feature.server, found.feature.name) == listed[name]
+        prompted = view.find("prompt", name)
+        assert (None if prompted is None else prompted.route.feature.server) == (found and found.feature.server)
 
 
 @given(hubs(), GRANTS)

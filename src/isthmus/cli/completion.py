@@ -157,11 +157,11 @@ def _items(words: Sequence[str], incomplete: str, commands: Mapping[str, str]) -
             return [CompletionItem(incomplete, type="file")]
         if open_option is not None:  # its value is next
             names = server_names(file) if open_option == "--server" else None
-        elif command in ("call", "tools", "prompt", "logs", "restart") and _is_elsewhere(options):
+        elif command in ("call", "tools", "prompt", "prompts", "logs", "restart") and _is_elsewhere(options):
             names = []  # only that hub knows
-        elif command in ("call", "tools", "prompt"):
+        elif command in ("call", "tools", "prompt", "prompts"):
             if not named:
-                return list(_offers("prompts" if command == "prompt" else "tools", file))
+                return list(_offers("prompts" if command.startswith("prompt") else "tools", file))
             given = [word.partition("=")[0] for word in named[1:]]
             return list(_arguments(named[0], given, file)) if command == "call" else []
         else:

@@ -37,7 +37,7 @@ REFRESH_SECONDS = 1.0
 FIRST_LOOK_SECONDS = 0.1
 
 LINE_LENGTH_MAX = 100
-"""The length of a description in a list. `isthmus tools NAME` and `--json` have the whole."""
+"""The length of a description in a list. `isthmus tools NAME`, `prompts NAME` and `--json` have the whole."""
 
 SERVER_HEAD = ("SERVER", "STATE", "BY", "PROTOCOL", "OFFERS")
 SERVER_STYLES = ("bold", "", "", "", "")
@@ -57,14 +57,22 @@ def resources(source: HubSource, wait: float, *, is_json: bool, templates: bool)
 
 
 @click.command()
+@click.argument("name", required=False)
 @with_hub
 @with_set
 @with_wait
 @with_json
-def prompts(source: HubSource, wait: float, *, is_json: bool) -> int:
-    """List the prompts, and the servers that are missing."""
+def prompts(name: str | None, source: HubSource, wait: float, *, is_json: bool) -> int:
+    """List the prompts, and the servers that are missing.
+
+    With NAME: its description, its arguments, and a command to paste.
+    """
     quiet_logs()
-    return run_command(list_features(source, PROMPTS, wait=wait, is_json=is_json))
+    if name is None:
+        return run_command(list_features(source, PROMPTS, wait=wait, is_json=is_json))
+    from isthmus.cli.tools import show_entry  # which imports this module
+
+    return run_command(show_entry(source, name, PROMPTS, wait=wait, is_json=is_json))
 
 
 @click.command()

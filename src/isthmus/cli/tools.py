@@ -9,7 +9,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -32,7 +32,7 @@ from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName, legal_server_name
-from isthmus.wire.mcp.lists import TOOLS
+from isthmus.wire.mcp.lists import TOOLS, ListShape
 from isthmus.wire.mcp.messages import read_string
 
 SEARCH = "search"
@@ -86,7 +86,7 @@ def tools(
     if is_search:
         work = search_tools(source, words[1:], server, limit or FOUND_MAX, wait=wait, is_json=is_json)
     elif words:
-        work = show_tool(source, words[0], wait=wait, is_json=is_json)
+        work = show_entry(source, words[0], TOOLS, wait=wait, is_json=is_json)
     else:
         work = list_tools(source, server, wait=wait, is_json=is_json)
     return run_command(work)
@@ -131,21 +131,21 @@ def _only(document: bytes, server: str) -> bytes:
     )
 
 
-# -- one tool ----------------------------------------------------------------------------------------------------------
+# -- one tool or prompt ------------------------------------------------------------------------------------------------
 
 
-async def show_tool(source: HubSource, name: str, *, wait: float, is_json: bool) -> Exit:
-    """Print what a tool does, its arguments, and a call to paste.
+async def show_entry(source: HubSource, name: str, shape: ListShape, *, wait: float, is_json: bool) -> Exit:
+    """Print what a tool or prompt does, its arguments, and a call to paste.
 
     Raises:
-        CommandFailed: there is no such tool, or the hub cannot be reached or started.
+        CommandFailed: there is none of this name, or the hub cannot be reached or started.
     """
-    async with open_hub(source, wait=wait, name=name) as hub:
-        tool = await find_listed(hub, name, TOOLS)
+    async with open_hub(source, wait=wait, name=name, shape=shape) as hub:
+        tool = await find_listed(hub, name, shape)
     if is_json:
         print_json(msgspec.json.encode(tool.definition))
         return Exit.SUCCESS
-    schema = read_schema(tool.definition.get("inputSchema"))
+    schema = read_schema(tool.definition.get("inputSchema")) if shape is TOOLS else schema_of_prompt(tool)
     arguments = arguments_in(schema)
     print_output(tool.name)
     for line in _wrapped(read_string(tool.definition.get("description")) or "(no description)"):
@@ -157,8 +157,27 @@ async def show_tool(source: HubSource, name: str, *, wait: float, is_json: bool)
         print_table(("  NAME", "TYPE", "NEEDED", "DESCRIPTION"), arguments, ("cyan", "", "", ""), is_wrapped=True)
     is_named = isinstance(source, RemoteSource) and HUB_VARIABLE not in os.environ
     address = source.url.removesuffix("/mcp") if isinstance(source, RemoteSource) and is_named else None
-    print_output(f"\nExample:\n  {example_call(tool.name, schema, address, source.set_name)}")
+    command: Literal["call", "prompt"] = "call" if shape is TOOLS else "prompt"
+    print_output(f"\nExample:\n  {example_call(tool.name, schema, address, source.set_name, command)}")
     return Exit.SUCCESS
+
+
+def schema_of_prompt(prompt: ListedFeature) -> dict[str, Any]:
+    """The arguments of a prompt, which are texts, as the schema of a tool that takes the same."""
+    try:
+        declared = msgspec.json.decode(prompt.definition.get("arguments", b"[]"), type=list[_PromptArgument] | None)
+    except msgspec.MsgspecError:
+        declared = None
+    return {
+        "properties": {each.name: {"type": "string", "description": each.description or ""} for each in declared or ()},
+        "required": [each.name for each in declared or () if each.required],
+    }
+
+
+class _PromptArgument(msgspec.Struct):
+    name: str
+    description: str | None = None
+    required: bool | None = False
 
 
 def hints_of(annotations: Mapping[str, Any]) -> list[str]:
@@ -214,8 +233,14 @@ def type_text(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
     return str(kind)
 
 
-def example_call(name: str, schema: Mapping[str, Any], hub: str | None = None, set_name: str | None = None) -> str:
-    """A command that calls the tool with all arguments that it needs."""
+def example_call(
+    name: str,
+    schema: Mapping[str, Any],
+    hub: str | None = None,
+    set_name: str | None = None,
+    command: Literal["call", "prompt"] = "call",
+) -> str:
+    """A command that calls the tool, or gets the prompt, with all arguments that it needs."""
     required = required_of(schema)
     words = []
     for argument, given in properties_of(schema).items():
@@ -227,7 +252,7 @@ def example_call(name: str, schema: Mapping[str, Any], hub: str | None = None, s
         words.append(shlex.quote(text))
     target = [] if hub is None else ["--hub", hub]
     target += [] if set_name is None else ["--set", shlex.quote(set_name)]
-    return " ".join(["isthmus", "call", *target, shlex.quote(name), *words])
+    return " ".join(["isthmus", command, *target, shlex.quote(name), *words])
 
 
 def example_value(name: str, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:

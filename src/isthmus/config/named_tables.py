@@ -358,7 +358,7 @@ _SET_FIXES = (
     ("must have only variables that are set", "set the variable where the hub starts, or in the .env beside the file"),
     ("must have only", "correct the spelling of the key, or remove it"),
     ("must not name an argument that is in fixed", "remove the argument from hide"),
-    ("must be a text", "write the value in quotation marks"),
+    ("must be a text in quotation marks", "arguments of prompts are texts"),
 )
 """Parts of the mistakes in a set, and what to write instead; the first match counts."""
 
@@ -385,8 +385,10 @@ def read_sets(
             findings.append(place.finding("picks nothing", advice=advice, code=finding_codes.IDLE_SET_ENTRY))
         for table, listed in _CHANGED_LISTS.items():
             for full in _unpicked(settings, listed):
-                advice = f"correct its spelling, add {json.dumps(full)} to {listed}, or remove it"
-                text = f"is not among the {listed} of the set"
+                is_one = not full.endswith(".*")
+                text = f"is not among the {listed} of the set" if is_one else f"names no single {table}"
+                add = f"correct its spelling, add {json.dumps(full)} to {listed}, or remove it"
+                advice = add if is_one else f"write a table for each {table}"
                 code = finding_codes.IDLE_SET_ENTRY
                 findings.append(place.at(table, full).finding(text, advice=advice, code=code))
         for changes in (settings.tool, settings.prompt):
@@ -405,7 +407,7 @@ def _unpicked(settings: SetSettings, listed: ListName) -> list[str]:
         return []
     for full in settings.changes_of(listed):
         server, _, own = full.partition(".")
-        if not picked.allows(ServerName(server), FeatureName(own)):
+        if own == "*" or not picked.allows(ServerName(server), FeatureName(own)):
             unpicked.append(full)
     return unpicked
 

@@ -71,7 +71,7 @@ FAULTS: Mapping[str, FaultRow] = {
     "bad_arguments": FaultRow(
         "no", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "invalid_parameters",
         "Invalid arguments",
-        "`isthmus tools NAME` shows the arguments of a tool.",
+        "`isthmus tools NAME` shows the arguments of a tool, `isthmus prompts NAME` those of a prompt.",
         crosses_nodes=True),
     "bad_instruction": FaultRow(
         "no", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "INVALID_INPUT", "invalid_parameters",

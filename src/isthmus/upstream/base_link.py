@@ -610,7 +610,8 @@ class BaseLink:
     async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         listing = known or Listing()
         if "tools" not in self.abilities():
-            listing = msgspec.structs.replace(listing, tools=(), notes={"tools": ("it says that it has no tools",)})
+            notes = () if {"prompts", "resources"} & self.abilities() else ("it says that it has nothing to list",)
+            listing = msgspec.structs.replace(listing, tools=(), notes={**listing.notes, "tools": notes})
         for topic in TOPICS:
             if topic not in topics or topic not in self.abilities():
                 continue

@@ -368,8 +368,8 @@ def test_every_key_of_a_set_is_documented_and_a_field() -> None:
         ),
         (
             {"prompt": {"github.x": {"fixed": {"n": 7}}}},
-            'sets.dev.prompt."github.x".fixed.n must be a text, not 7',
-            "write the value in quotation marks",
+            'sets.dev.prompt."github.x".fixed.n must be a text in quotation marks',
+            "arguments of prompts are texts",
         ),
         (
             {"resource": {"github.a:b": {"fixed": {"a": "b"}}}},
@@ -411,6 +411,12 @@ def test_names_that_collide_and_entries_without_effect_are_reported() -> None:
     ]
     assert "is not among the prompts of the set" in str(findings[1])
     assert "gives the name x to github.a, github.b" in str(findings[3])
+
+
+def test_a_change_of_all_tools_of_a_server_is_reported() -> None:
+    _, (finding,) = read_sets_of({"dev": {"tools": ["github.*"], "tool": {"github.*": {"hide": ["verbose"]}}}})
+    assert (finding.code, finding.path) == (IDLE_SET_ENTRY, 'sets.dev.tool."github.*"')
+    assert "names no single tool (write a table for each tool)" in str(finding)
 
 
 def test_a_mistyped_key_of_a_tool_is_one_finding_and_its_set_exists_for_callers() -> None:

@@ -103,8 +103,7 @@ class SetSettings:
                     raise ValueError(f'{table}."{full}".name must be {wanted}, not {change.name!r}')
         for full, change in self.prompt.items():
             if others := sorted(name for name, value in change.fixed.items() if not isinstance(value, str)):
-                found = change.fixed[others[0]]
-                raise ValueError(f'prompt."{full}".fixed.{others[0]} must be a text, not {found!r}')
+                raise ValueError(f'prompt."{full}".fixed.{others[0]} must be a text in quotation marks')
 
     def patterns_of(self, listed: ListName) -> tuple[str, ...]:
         """The patterns that pick what one list has."""

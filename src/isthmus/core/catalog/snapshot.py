@@ -37,7 +37,6 @@ from isthmus.core.catalog.sets import (
     variant_of,
 )
 from isthmus.core.catalog.tool_rules import (
-    NO_CHANGES,
     NO_TOOL_RULES,
     CallChanges,
     ToolRules,
@@ -475,11 +474,11 @@ class Snapshot:
             if isinstance(variant, str):
                 view.left_out[listed, canonical((feature.server, feature.name))] = variant
                 continue
-            defaults = {} if route.changes is None else route.changes.defaults
-            changed = CallChanges({**defaults, **variant.fixed}, variant.accepted, own)
-            table[exposed] = replace(
-                route, feature=variant.feature, changes=None if changed == NO_CHANGES else changed, own=feature
-            )
+            call_changes = route.changes
+            if own or variant.accepted is not None:
+                defaults = {} if call_changes is None else call_changes.defaults
+                call_changes = CallChanges({**defaults, **variant.fixed}, variant.accepted, own)
+            table[exposed] = replace(route, feature=variant.feature, changes=call_changes, own=feature)
 
     def _plain_route(self, feature: Feature, exposed: str, rules: ToolRules) -> Route:
         """The route of a feature with the rules of its server, before a set changes it."""

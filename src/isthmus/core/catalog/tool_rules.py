@@ -144,8 +144,6 @@ class CallChanges(msgspec.Struct, frozen=True):
         return f"not accepted here: {', '.join(refused)[:DETAIL_LENGTH_MAX]} (accepted: {names})"[:DETAIL_LENGTH_MAX]
 
 
-NO_CHANGES = CallChanges()
-
 EMPTY = msgspec.Raw(b"{}")
 
 
