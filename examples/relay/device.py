@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 HELLO = {
@@ -29,7 +30,10 @@ class Device:
         self._send({"method": "notifications/initialized", "params": {}})
         self._send({"id": 2, "method": "tools/list"})
         self._answer(1)
-        self.tools: list[dict[str, Any]] = self._answer(2)["result"]["tools"]
+        listed = self._answer(2)
+        if "error" in listed:
+            raise SystemExit(f"the hub lists no tools: {listed['error']['message']}. Is this the address for devices?")
+        self.tools: list[dict[str, Any]] = listed["result"]["tools"]
 
     def call(self, tool: str, **arguments: object) -> str:
         """Call a tool; return its text, or why there is none."""
@@ -74,4 +78,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, WebSocketException) as error:
+        raise SystemExit(f"no connection: {error}. Does the hub run, and is the token one of this hub?") from None

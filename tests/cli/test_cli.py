@@ -87,6 +87,15 @@ async def test_the_usual_file_is_found(config: str, tmp_path: Path) -> None:
     assert (await run("call", "echo", "text=hi", cwd=tmp_path, env={"HOME": str(tmp_path)})).out == "hi\n"
 
 
+async def test_a_folder_without_a_configuration_is_said(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    listed = await run("tools", cwd=tmp_path, env=home)
+    assert (listed.code, "builtin.echo" in listed.out) == (0, True)
+    assert "No configuration found" in listed.err
+    assert "--config" in listed.err
+    assert (await run("call", "builtin.echo", "text=hi", cwd=tmp_path, env=home)).err == ""
+
+
 async def test_faults_report_executed_and_a_fix(config: str) -> None:
     lost = await run("call", "raw.pay", "nonce=1", "mode=die_after_ledger", "--config", config)
     assert (lost.code, lost.out) == (1, "")
@@ -95,6 +104,8 @@ async def test_faults_report_executed_and_a_fix(config: str) -> None:
     unknown = await run("call", "raw.ehco", "--config", config)
     assert unknown.code == 1
     assert "Did you mean raw.echo" in unknown.err
+    server = await run("tools", "raw", "--config", config)
+    assert (server.code, "isthmus tools --server raw" in server.err) == (1, True)
     wrong = await run("call", "raw.echo", "nothing", "--config", config)
     assert wrong.code == 2
 
@@ -116,7 +127,8 @@ async def test_a_signal_withdraws_the_call_at_the_server(
     process = await start("call", "raw.pay", "nonce=n", "mode=sleep:60", "--config", config)
     await until_noted(ledger, '"nonce": "n"')
     process.send_signal(number)
-    assert (await ended(process)).code == code
+    stopped = await ended(process)
+    assert (stopped.code, "executed: unknown" in stopped.err) == (code, True)
     assert '"cancelled": "n"' in ledger.lines()[-1]
 
 
@@ -197,6 +209,11 @@ async def test_a_running_hub_is_used_like_ones_own(tmp_path: Path, ledger: Ledge
         assert (called.code, called.out) == (0, "hi\n")
         assert called.err == ""
         assert (await run("doctor", env=hub)).code == 0
+        (tmp_path / "large").write_text("x" * 5_000_000)
+        large = await run("call", "echo", f"text=@{tmp_path / 'large'}", env=hub)
+        assert (large.code, large.out) == (1, "")
+        assert "too large" in large.err
+        assert "executed: no" in large.err
         assert (await run("call", "builtin.echo", "text=hi", env=hub)).code == 1
         refused = await run("tools", "--hub", served.url)
         assert (refused.code, refused.out) == (5, "")

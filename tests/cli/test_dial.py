@@ -36,8 +36,8 @@ async def test_a_refused_token_is_reported_with_advice_and_never_printed() -> No
     async with standing_in(refusal="token解密失败") as hub:
         code, said = await run(hub.url, "--", *child("one"))
     assert code == 5
-    assert f"ws://127.0.0.1:{hub.port}/mcp_endpoint/mcp/ refused the connection: token解密失败" in said
-    assert "(the token: it was not made with this hub's key, or is damaged)" in said
+    assert f"ws://127.0.0.1:{hub.port}/mcp_endpoint/mcp/ refused the connection: the token: " in said
+    assert "the token: it was not made with this hub's key, or is damaged" in said
     assert "isthmus token relay" in said
     assert "a%2Bb" not in said
     assert "a+b" not in said

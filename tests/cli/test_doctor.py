@@ -77,6 +77,7 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
             "died": shell("echo starting >&2; echo 'no licence' >&2; exit 3"),
             "shot": shell("kill -9 $$"),
             "mute": shell("exec 1>&-; read line"),
+            "printing": shell("echo 'hello, I am no MCP server'"),
             "absent": {"command": "no-such-program-anywhere"},
             "homeless": {"command": "/bin/sh", "cwd": str(tmp_path / "nowhere")},
             "refused": {"url": f"http://127.0.0.1:{deaf_port}/mcp"},
@@ -105,6 +106,7 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
         "died": "ISD-101",
         "shot": "ISD-101",
         "mute": "ISD-101",
+        "printing": "ISD-101",
         "absent": "ISD-102",
         "homeless": "ISD-102",
         "refused": "ISD-103",
@@ -126,6 +128,8 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
     }
     died = next(found for found in response["findings"] if found["server"] == "died")
     assert died["message"] == "exited with code 3; its last output: no licence"
+    printing = next(found for found in response["findings"] if found["server"] == "printing")
+    assert "hello, I am no MCP server (on standard output" in printing["message"]
     fixes = {found["server"]: found["fix"].partition(f"{config}, ")[2] for found in response["findings"]}
     assert fixes["moved"].startswith("set url to https://moved.example")
     assert fixes["early"].startswith("remove era")

@@ -85,6 +85,17 @@ OPERATOR = "k3y-of-the-operator-0123456789"
 CALLER = "k3y-of-a-caller-0123456789"
 
 
+async def test_the_ids_of_keys_are_not_broken_to_fit_the_terminal(tmp_path: Path) -> None:
+    config = str(write_config(tmp_path, {}))
+    for name, *words in (("planner", "--expires", "90d"), ("admin", "--operator")):
+        made = await run_command("token", "create", name, "--allow", "*", *words, "--config", config, folder=tmp_path)
+        assert made.code == 0, made.err
+    _, text = await run(tmp_path, "token", "list", "--config", config)
+    assert len(re.findall(r"k[0-9a-f]{12} ", text)) == 2, text
+    assert re.search(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ", text)
+    assert [line for line in text.splitlines() if len(line) > COLUMNS] == []
+
+
 async def test_a_tool_is_found_shown_and_called_as_shown(tmp_path: Path) -> None:
     config = str(write_config(tmp_path, {}))
     code, found = await run(tmp_path, "tools", "search", "current", "times", "--config", config)

@@ -66,6 +66,17 @@ async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess
             assert await cut_boxes(page) == [], view
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+async def test_the_buttons_of_a_server_are_in_one_line(browser: Browser, hub: HubProcess, width: int) -> None:
+    async with console(browser, hub.port, "servers/broken", width=width) as page:
+        opened = page.get_by_role("region", name="broken")
+        names = ("Disable", "Restart")
+        boxes = [await opened.get_by_role("button", name=name).bounding_box() for name in names]
+        first, second = [box for box in boxes if box is not None]
+        assert first["y"] == second["y"]
+        assert first["x"] + first["width"] < second["x"]
+
+
 async def test_a_changed_tool_with_a_long_name_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_text("Has a long name.")

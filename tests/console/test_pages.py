@@ -240,6 +240,16 @@ async def test_a_phone_has_no_empty_strip_and_the_key_fits(browser: Browser, tmp
         assert await is_too_wide(page) == []
 
 
+async def test_a_hub_without_servers_says_how_to_add_one(browser: Browser, tmp_path: Path) -> None:
+    async with serving(tmp_path) as hub, console(browser, hub.port) as page:
+        main = page.get_by_role("main")
+        await expect(main).to_contain_text("No servers yet")
+        await show(page, "servers")
+        await expect(main).to_contain_text("builtin")
+        await main.get_by_role("link", name="Paste one here").click()
+        await expect(page.get_by_role("heading", name="Add a server")).to_be_visible()
+
+
 async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubProcess) -> None:
     # Without a cluster its page gets 404, which Chromium logs.
     async with console(browser, hub.port, may_fail=True) as page:
@@ -265,7 +275,7 @@ async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubP
             await page.keyboard.press(letter)
             await expect(page.get_by_role("heading", level=1)).to_have_text(title)
         await page.keyboard.press("?")
-        keys = page.get_by_role("dialog", name="Keys")
+        keys = page.get_by_role("dialog", name="Keyboard shortcuts")
         for title, letter in titles.items():
             await expect(keys.locator(".pages > div").filter(has_text=title)).to_have_text(f"{letter}{title}")
         await page.keyboard.press("Escape")

@@ -84,6 +84,12 @@ async def test_wrong_arguments_get_a_usage_line(words: tuple[str, ...]) -> None:
     assert (code, output.startswith("usage: "), output.count("\n")) == (1, True, 1), output
 
 
+async def test_a_device_without_a_hub_says_so(deaf_port: int) -> None:
+    address = f"ws://127.0.0.1:{deaf_port}/mcp_endpoint/call/?token=x"
+    code, output = await run(sys.executable, str(EXAMPLES / "relay/device.py"), address)
+    assert (code, output.startswith("no connection: "), output.count("\n")) == (1, True, 1), output
+
+
 async def test_the_scene_with_agents_plays_to_its_end() -> None:
     code, said = await run(sys.executable, str(EXAMPLES / "a2a" / "demo.py"))
     assert code == 0, said

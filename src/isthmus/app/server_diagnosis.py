@@ -47,7 +47,7 @@ DOWNLOADERS = ("npx", "bunx", "uvx", "pipx", "docker", "podman")
 
 DIED = FindingCode("ISD-101", "server-died", "run its command by hand and read its output")
 NOT_STARTED = FindingCode("ISD-102", "command-not-started", "install the program, or correct command")
-NOT_REACHED = FindingCode("ISD-103", "not-reached", "start the server, or correct url")
+NOT_REACHED = FindingCode("ISD-103", "not-reached", "correct url, or start the server")
 NOT_LET_IN = FindingCode("ISD-104", "not-let-in", "put a valid credential into its headers")
 WRONG_TRANSPORT = FindingCode("ISD-105", "wrong-transport", "remove type: the hub detects the transport")
 NOT_MCP = FindingCode("ISD-106", "not-mcp", "correct url: the server there does not speak MCP")
@@ -144,7 +144,7 @@ _COMMANDS = (WANTS_LOGIN, WITHHELD)
 """Findings that a command with the server's name fixes."""
 
 _JSONRPC_FIXES = {
-    NOT_REACHED: "start the server, or correct rpc",
+    NOT_REACHED: "correct rpc, or start the server",
     WRONG_TRANSPORT: "write url instead of rpc: the server there speaks MCP",
     NOT_MCP: "correct rpc: the server there does not speak JSON-RPC",
 }

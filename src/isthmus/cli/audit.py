@@ -105,7 +105,9 @@ async def verify_log(file: Path | None, *, is_json: bool) -> Exit:
         print_json(msgspec.json.encode(verdict_document(verdicts)))
         return Exit.CALL_FAILED if broken else Exit.SUCCESS
     if broken:
-        raise CommandFailed(Exit.CALL_FAILED, f"the audit log failed verification: {'; '.join(broken)}")
+        is_empty = all(verdict.count == 0 and verdict.key is None for verdict in verdicts)
+        advice = ["A hub that never ran has no log; --config names the configuration of another."] if is_empty else []
+        raise CommandFailed(Exit.CALL_FAILED, f"the audit log failed verification: {'; '.join(broken)}", *advice)
     print_output("\n".join(line for verdict in verdicts for line in verdict_lines(verdict)))
     return Exit.SUCCESS
 

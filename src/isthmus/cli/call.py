@@ -30,8 +30,16 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HubSource, open_hub, with_hub, with_set
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
-from isthmus.cli.rest_client import CallFailure, HeldCall, HubCall, HubClient, HubQuestion, command_failed
-from isthmus.cli.run_command import run_command
+from isthmus.cli.rest_client import (
+    EXECUTED,
+    CallFailure,
+    HeldCall,
+    HubCall,
+    HubClient,
+    HubQuestion,
+    command_failed,
+)
+from isthmus.cli.run_command import SIGTERM, run_command
 from isthmus.core.catalog.names import AmbiguousName, llm_form, resolve, suggestions
 from isthmus.model.callers import VIRTUAL_TOOLS
 from isthmus.model.calls import Event, Progress, Result
@@ -305,7 +313,11 @@ class Conversation:
         check_target(options.save)
 
     async def perform(self, hub: HubClient, request: HubCall) -> Result | CallFailure:
-        """Wait for the outcome, show progress and answer questions meanwhile."""
+        """Wait for the outcome, show progress and answer questions meanwhile.
+
+        Raises:
+            CommandFailed: a signal ended the command, which cancels the call at its server.
+        """
 
         def show(event: Event | HubQuestion | HeldCall) -> None:
             if isinstance(event, HeldCall):
@@ -319,6 +331,9 @@ class Conversation:
         self._line.start()
         try:
             return await hub.perform(request, show, self._given.answer if self._options.is_askable else None)
+        except asyncio.CancelledError as cancelled:
+            exit = Exit.TERMINATED if SIGTERM in cancelled.args else Exit.INTERRUPTED
+            raise CommandFailed(exit, "stopped: the call is cancelled", EXECUTED["unknown"]) from None
         finally:
             self._line.stop()
 
@@ -428,7 +443,9 @@ def _unknown(name: str, listing: FeatureList, shape: ListShape, set_name: str | 
         return CommandFailed(Exit.CALL_FAILED, f'the hub\'s own tool {name!r} needs expose = "{exposure}"', advice)
     of_set = "" if set_name is None else " of the set"
     advice = f"`isthmus {shape.member}{in_set(set_name)}` lists all {shape.noun}s{of_set}."
-    if near := suggestions(name, (offer.name for offer in listing.features)):
+    if shape is TOOLS and any(offer.server == name for offer in listing.features):
+        advice = f"{name} is a server: `isthmus tools --server {name}` lists its tools."
+    elif near := suggestions(name, (offer.name for offer in listing.features)):
         advice = f"Did you mean {' or '.join(near)}? {advice}"
     if missing:
         advice += f" Not connected, so not listed: {', '.join(sorted(missing))}."
@@ -530,7 +547,7 @@ def _member(word: str, properties: Mapping[str, Any], read: Read) -> tuple[str, 
     is_json = name.endswith(":")
     name = name.removesuffix(":")
     if not equals or not name:
-        raise _wrong(f"Expected name=value, got {word!r}")
+        raise _wrong(f"expected name=value, got {word!r}")
     text = _contents(name, text, read)
     if is_json:
         return name, _json(name, text, "JSON")

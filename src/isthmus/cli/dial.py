@@ -135,9 +135,10 @@ def _connection_refused(address: HubAddress, error: HubRefused) -> CommandFailed
         advice = "Check the address: `isthmus token relay` prints it at the hub."
         return CommandFailed(Exit.UNREACHABLE, f"there is no relay at {address}: {error}", advice)
     reasons = {**WHY, WRONG_ROLE: "it is for devices, not for servers", NO_LONGER_GOOD: "it is no longer valid"}
-    why = f" (the token: {reasons[str(error)]})" if str(error) in reasons else ""
+    known = reasons.get(str(error))  # the hub's own words are those of the protocol, in Chinese
+    why = str(error) if known is None else f"the token: {known}"
     advice = "Ask for a new token: `isthmus token relay AGENT` makes one at the hub."
-    return CommandFailed(Exit.NOT_ALLOWED, f"{address} refused the connection: {error}{why}", advice)
+    return CommandFailed(Exit.NOT_ALLOWED, f"{address} refused the connection: {why}", advice)
 
 
 # -- from options to a plan ------------------------------------------------------------------------------------------

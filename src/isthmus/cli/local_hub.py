@@ -57,6 +57,11 @@ NO_WAIT_SECONDS = 0.001
 NOTICE_SECONDS = 1.0
 """After this long, a person wants to know which servers the command is waiting for."""
 
+NO_CONFIGURATION = (
+    "No configuration found, so there are only the built-in tools. `isthmus add NAME -- COMMAND` adds a server here; "
+    "--config FILE names a configuration elsewhere."
+)
+
 WITHDRAWAL_SECONDS = 0.1
 """Time for a server to act on a cancellation before its link closes; many servers exit when it does."""
 
@@ -235,6 +240,8 @@ async def open_local_hub(
     quiet_logs()
     configuration = configuration_of(file)
     only = None if name is None else servers_for(name, configuration, shape)
+    if configuration.file is None and not configuration.servers and only is None:
+        print_error(NO_CONFIGURATION)
     if is_askable:
         servers = tuple(replace(server, client_caps=ASKABLE) for server in configuration.servers)
         configuration = replace(configuration, servers=servers)

@@ -198,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_text(words)
         return int(cli.main(words, "isthmus", standalone_mode=False) or Exit.SUCCESS)
     except CommandFailed as failed:
-        print_error(f"isthmus: {failed.message}")
+        after_key = "\n" if failed.exit is Exit.INTERRUPTED else ""  # the terminal shows ^C on the line
+        print_error(f"{after_key}isthmus: {failed.message}")
         for line in failed.advice:
             print_error(line)
         return failed.exit

@@ -33,7 +33,7 @@ COLUMN_WIDTH_MIN = 12
 _BREAKS = re.compile(r"(?:(?<=[-./ ])|(?<=\w{3}_))(?=[^-./ _])")
 """Where a name may be folded. The prefix of an id, such as `ap_`, stays with it."""
 
-_WHOLE = re.compile(r"[a-z]+_[0-9a-f]{8,}|\d{4}-\d\d-\d\d[T ][\d:.+-]+Z?")
+_WHOLE = re.compile(r"(?:[a-z]+_|k)[0-9a-f]{8,}|\d{4}-\d\d-\d\d[T ][\d:.+-]+Z?")
 """An id or a time: it is folded only where the last column would otherwise have too little room."""
 
 LAST_WIDTH_LEAST = 8

@@ -46,8 +46,10 @@ QUESTIONS = "form,url"
 OK = 200
 FORBIDDEN = 403
 REFUSED = (401, FORBIDDEN)
+TOO_LARGE = 413
 EVENT_STREAM = "text/event-stream"
 
+SMALLER_ADVICE = "Send less, or raise request_bytes under [limits] in the hub's configuration."
 OPERATOR_ADVICE = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
 
 _ADVICE = {
@@ -423,6 +425,9 @@ class HubClient:
                 "Sets are in [sets] of the hub's configuration. One without anything that you may use looks unknown."
             )
             return CommandFailed(Exit.USAGE, f"there is no set {self.set_name!r}", advice)
+        if response.status == TOO_LARGE:
+            text = f"the hub at {self.url} refused the request: it is too large"
+            return CommandFailed(Exit.CALL_FAILED, text, EXECUTED["no"], SMALLER_ADVICE)
         detail = "" if failure is None else f" ({failure.message})"
         return self._unreachable(f"it responds with HTTP {response.status}{detail}")
 

@@ -28,6 +28,9 @@ SWITCH_SECONDS = 0.00002
 0.5 ms the thread that writes the audit log waited long for the lock itself, and was woken in vain whenever the loop
 released it for a moment: a call cost 2 to 4 µs more. Two threads that only compute take at most a tenth more."""
 
+SIGTERM = "SIGTERM"
+"""The message of the cancellation with which that signal ends a command."""
+
 DEBUGGABLE_VARIABLE = "ISTHMUS_DEBUGGABLE"
 """If set, a debugger or profiler of the same user may attach to a service."""
 
@@ -50,7 +53,7 @@ def run_command(work: Coroutine[Any, Any, T]) -> T:
     async def until_terminated() -> T:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel, SIGTERM)
         return await work
 
     with asyncio.Runner() as runner:

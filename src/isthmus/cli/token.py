@@ -99,7 +99,7 @@ def token_list(config: Path | None, *, is_json: bool) -> int:
     elif known:
         head = ("NAME", "ID", "TENANT", "STATE", "EXPIRES", "MAY CALL")
         rows = [
-            (key.name, key.id or "-", key.tenant, key.state, key.expires or "never", _permissions(key)) for key in known
+            (key.name, key.id or "-", key.tenant, key.state, _minute(key.expires), _permissions(key)) for key in known
         ]
         print_table(head, rows, ("cyan", "dim", "", "", "", ""), is_wrapped=True)
     else:
@@ -459,6 +459,10 @@ def _print_key(key: str, made: MintedKey, *, is_json: bool) -> None:
         rows += [("may call", _permissions(info)), ("expires", info.expires or "never")]
         print_output("\n".join(aligned(rows)))
     print_error("Keep the key: it is not stored and cannot be shown again.")
+
+
+def _minute(expires: str | None) -> str:
+    return "never" if expires is None else datetime.fromisoformat(expires).astimezone(UTC).strftime("%FT%H:%MZ")
 
 
 def _permissions(key: KeyInfo) -> str:

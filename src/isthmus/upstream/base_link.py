@@ -674,11 +674,12 @@ class BaseLink:
         self._garbage += 1
         if self._garbage > GARBAGE_MAX:
             self._fail(f"it wrote over {GARBAGE_MAX} lines in a row that are not messages")
-        elif not self._is_garbage_logged:
-            self._is_garbage_logged = True
-            log.warning("server wrote something that is not a message", server=self.server, text=repr(text[:120]))
+        elif self.garbage is None:
+            self.garbage = text[:120].decode(errors="replace").strip()
+            log.warning("server wrote something that is not a message", server=self.server, text=self.garbage)
 
-    _is_garbage_logged = False
+    garbage: str | None = None
+    """The beginning of the first line that was no message."""
 
     def _on_request(self, request: Request) -> None:
         """Pass a server's request that names no call to the only possible caller."""

@@ -81,8 +81,10 @@ class StdioLink(BaseLink):
 
     @property
     def last_output(self) -> str | None:
-        """The end of the process's standard error."""
+        """The end of the process's standard error; without any, what it wrote to standard output by mistake."""
         tail = "" if self._process is None else self._process.stderr_tail.strip()
+        if not tail and self.garbage:
+            return f"{self.garbage} (on standard output, where only messages of MCP may be)"
         return tail[-LAST_WORDS_LENGTH:] or None
 
     def report_output(self, on_lines: Callable[[Sequence[bytes]], None]) -> None:

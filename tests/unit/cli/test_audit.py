@@ -84,7 +84,9 @@ def test_where_there_is_no_log_that_is_said(tmp_path: Path, capsys: pytest.Captu
         assert run(file, *words) == 1
         assert "there is no journal at" in capsys.readouterr().err
     assert run(file, "verify") == 1
-    assert "its key is missing" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "its key is missing" in said
+    assert "A hub that never ran has no log" in said
 
 
 def test_the_end_of_it_is_shown_for_people(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ async def test_a_broken_server_ends_with_1_and_a_fix(
     assert "✗ ISD-102 dead: '/no/such/program' could not be started" in out
     assert f"    fix: in servers.dead {place}, correct command, or install /no/such/program\n" in out
     assert "✗ ISD-103 away: connection refused" in out
-    assert f"    fix: in servers.away {place}, start the server, or correct url\n" in out
+    assert f"    fix: in servers.away {place}, correct url, or start the server\n" in out
     assert "· ISD-401 odd: 'pay' is listed twice" in out
     assert out.endswith("2 of 4 servers failed: away, dead\n")
     assert "s3cret" not in out
@@ -272,7 +272,12 @@ def test_a_program_without_the_machines_certificates_is_given_them() -> None:
     [
         ("'x' could not be started: no", StdioSettings("x"), "ISD-102", "correct command, or install x"),
         ("'x' could not be started: its working directory '/y' does not", StdioSettings("x"), "ISD-102", "correct cwd"),
-        ("connection refused by 127.0.0.1:9", HttpSettings("http://x"), "ISD-103", "in servers.a of x.toml, start the"),
+        (
+            "connection refused by 127.0.0.1:9",
+            HttpSettings("http://x"),
+            "ISD-103",
+            "in servers.a of x.toml, correct url, or start the",
+        ),
         ("it answered HTTP 401; check", HttpSettings("http://x"), "ISD-104", "valid credential"),
         ("it answered a POST of MCP with HTTP 405", HttpSettings("http://x"), "ISD-105", "remove type"),
         (

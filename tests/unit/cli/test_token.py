@@ -91,7 +91,7 @@ def test_people_see_the_owner_of_each_key(folder: Path, capsys: pytest.CaptureFi
     made = create(capsys)
     planner, reader = Said(capsys, "list").out.splitlines()  # no head without a terminal
     assert planner.split() == ["planner", made["id"], "default", "good", "never", "*"]
-    assert reader.split() == ["reader", "-", "default", "expired", "2020-01-01T00:00:00+00:00", "files.read"]
+    assert reader.split() == ["reader", "-", "default", "expired", "2020-01-01T00:00Z", "files.read"]
 
 
 def test_a_rotated_key_has_a_successor_and_is_good_for_a_while(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ class DialInReconnector(Reconnector):
         self._part_from(before)
         link.rename(self.settings.name)
         link.on_lost = lambda reason: self._publish_failure(reason, None)
-        link.on_leaving = lambda: self._mark_away("its client is ending", is_failure=False)
+        link.on_leaving = lambda: self._mark_away("its client has ended", is_failure=False)
         link.on_changed = self._relist_soon
         if link.dialect.era == "modern":
             link.on_gap = self._on_gap

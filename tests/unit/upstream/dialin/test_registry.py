@@ -426,7 +426,7 @@ async def test_a_leaving_server_is_away_and_gets_no_calls() -> None:
         _, waiting = at.start("home_clock.now")
         await until(lambda: len(at.background) == 0)
         assert at.servers() == {"home_clock": "away"}
-        assert at.server_status("home_clock").reason == "it is not connected: its client is ending"
+        assert at.server_status("home_clock").reason == "it is not connected: its client has ended"
         assert (len(old.asked), old.closed, waiting.ends) == (asked, [], [])
         await at.agent_server(Dialler())
         await until(lambda: bool(waiting.ends))

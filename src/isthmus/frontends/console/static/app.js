@@ -86,7 +86,7 @@ function App() {
       <nav aria-label="Pages" id="pages">${pages.map((each) => html`<${NavLink} key=${each.id} page=${each} isCurrent=${each === current} />`)}</nav>
       <div class="foot">
         <button class="plain" onClick=${switchTheme}>Light or dark</button>
-        <button class="plain" onClick=${showKeys}>Keys</button>
+        <button class="plain" onClick=${showKeys}>Shortcuts</button>
         <a href="../docs">REST API</a>
         <span>Version ${session.value.version}</span>
         ${session.value.needsKey
@@ -208,7 +208,7 @@ function Search(/** @type {any} */ { pages }) {
 
 // -- keys --------------------------------------------------------------------------------------------------------------
 
-const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["Enter", "read what is picked"], ["Esc", "close"], ["?", "these keys"]];
+const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["Enter", "read what is picked"], ["Esc", "close"], ["?", "these shortcuts"]];
 const GO_MS = 4000;
 function showKeys() {
   const dialog = /** @type {HTMLDialogElement | null} */ (document.querySelector("dialog.keys"));
@@ -247,7 +247,7 @@ function Keys() {
     addEventListener("keydown", onKey, true);
     return () => { clearTimeout(timer); removeEventListener("keydown", onKey, true); };
   }, []);
-  return html`<dialog class="keys" ref=${dialog} aria-label="Keys"><h2>Keys</h2>
+  return html`<dialog class="keys" ref=${dialog} aria-label="Keyboard shortcuts"><h2>Keyboard shortcuts</h2>
     <dl class="facts pad">${KEYS.map(([key, text]) => html`<dt><kbd>${key}</kbd></dt><dd>${text}</dd>`)}</dl>
     <h2>Pages: <kbd>g</kbd>, then</h2>
     <dl class="facts pad pages">${pagesOf().map((each) => html`<div key=${each.id}><dt><kbd>${letterOf(each.id)}</kbd></dt><dd>${each.title}</dd></div>`)}</dl>

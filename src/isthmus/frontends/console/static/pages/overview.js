@@ -112,7 +112,7 @@ function Figures(/** @type {any} */ { now }) {
   const named = Object.entries(faults).map(([word, n]) => (word.endsWith("error") ? count(n, word) : `${n.toLocaleString("en")} ${word}`)).join(" · ");
   return html`<div class="kpis">
     <div class="panel kpi"><${Sparkline} values=${bins} /><small>Calls, last ${seconds} s</small><strong>${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}<em> /s</em></strong><em>${count(total, "call")} in ${windowOf(now)}</em></div>
-    <div class="panel kpi"><small>Latency p50 · p99</small><strong>${total ? html`${took(percentile(0.5))} · ${took(percentile(0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `the hub itself at most ${took(lag)} late`}</em></div>
+    <div class="panel kpi"><small>Latency p50 · p99</small><strong>${total ? html`${took(percentile(0.5))} · ${took(percentile(0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `max. event loop lag ${took(lag)}`}</em></div>
     <div class="panel kpi"><small>Faults</small><strong>${total ? ((failed / total) * 100).toFixed(1) : "0"}<em> %</em></strong><em>${named || "none"}</em></div>
     <div class="panel kpi"><small>Running</small><strong>${running}<em> ${running === 1 ? "call" : "calls"}</em></strong><em>${queued ? `${queued} queued` : "none queued"}${held.value ? ` · ${held.value} held for approval` : ""}</em></div>
   </div>`;
@@ -178,7 +178,7 @@ function Map(/** @type {any} */ { recent, now }) {
   const { shown, leftY, rightY, rates, serverRates, flows, height } = layout(recent, now);
   const svg = useRef(/** @type {any} */ (null));
   useDots(svg);
-  if (!servers.value.length) return html`<div class="panel"><${NoServers} /></div>`;
+  if (!hasServers()) return html`<div class="panel"><${NoServers} /></div>`;
   const callersOf = (/** @type {any} */ shore) => [...new Set(recent.filter((/** @type {any} */ call) => shoreOf(call) === shore).map((/** @type {any} */ call) => call.caller))];
   const more = servers.value.length - shown.length;
   const latency = new window.Map((stats.value?.servers ?? []).map((/** @type {any} */ each) => [each.name, each.latency?.p50]));
@@ -287,6 +287,9 @@ function Attention(/** @type {any} */ { recent }) {
     ${!items.length && !held.value && !blocked && !pending.value.length && !findings.value.length ? html`<div class="todo"><${State} look="">Nothing</${State}><p>All servers are connected.</p></div>` : null}
   </aside>`;
 }
+
+/** Whether the hub has servers beside its own tools. */
+export const hasServers = () => servers.value.some((server) => server.name !== "builtin");
 
 export const NoServers = () => html`<div class="empty"><p>No servers yet. <a href=${link("servers", "+")}>Paste one here</a>, or run one of these:</p>
   <${Command} text="isthmus add files -- npx -y @modelcontextprotocol/server-filesystem ." />

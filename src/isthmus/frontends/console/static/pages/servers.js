@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/ui.js";
 import { get, refresh, send, servers, session, stats, tools } from "../api.js";
 import { Beside, clock, Command, copyText, count, go, Help, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
-import { NoServers } from "./overview.js";
+import { hasServers, NoServers } from "./overview.js";
 
 /** The view that adds a server: no server can have this name. */
 const ADD = "+";
@@ -35,7 +35,7 @@ export function Servers(/** @type {any} */ { title, rest, search }) {
           return html`<td><a href=${link("servers", each.name)}>${each.name}</a></td><td><${State} look=${look}>${word}</${State}></td><td class="dim hide">${each.transport ?? ""}</td>
             <td class="r">${each.tools}</td><td class="r hide">${counted?.calls ?? ""}</td><td class="r">${counted?.latency ? took(counted.latency.p50) : ""}</td>
             <td class="hide"><${Sparkline} values=${history[each.name] ?? []} height=${20} /></td>`;
-        }} />` : html`<${NoServers} />`}</section>`}>
+        }} />` : null}${hasServers() || !session.value.operator ? null : html`<${NoServers} />`}</section>`}>
       ${isAdding ? html`<${AddServer} />` : server ? html`<${OneServer} key=${server.name} server=${server} figures=${figures.get(server.name)} />` : null}</${Beside}>`;
 }
 
