@@ -1,7 +1,7 @@
 """`python -m bench.counted_hub serve …`: a hub that counts the interpreter steps of its main thread, by package.
 
-Started by `bench.compare --steps`. SIGUSR1 starts the count; SIGUSR2 ends it and writes it to the file that
-BENCH_STEPS names. Counting makes the hub forty times slower, and the steps of a call stay the same.
+Started by `bench.compare --steps` and `bench.ways`. SIGUSR1 starts a count; SIGUSR2 ends it and writes it to the file
+that BENCH_STEPS names. Counting makes the hub forty times slower, and the steps of a call stay the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import runpy
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -25,8 +26,8 @@ SHARED = "shared"
 depends on the speed of the hub, so it is counted apart."""
 
 
-def install(report: Path) -> None:
-    """Let the two signals start and end the count."""
+def install(report: Path, call: Callable[[Callable[[], None]], object] = lambda function: function()) -> None:
+    """Let the two signals start and end the count; `call` calls a function in the thread that is counted."""
     steps: Counter[CodeType] = Counter()
     runs: Counter[CodeType] = Counter()
 
@@ -38,7 +39,12 @@ def install(report: Path) -> None:
             runs[frame.f_code] += 1
         return trace
 
-    def end(*_: object) -> None:
+    def begin() -> None:
+        steps.clear()
+        runs.clear()
+        sys.settrace(trace)
+
+    def end() -> None:
         sys.settrace(None)
         calls = max((count for code, count in runs.items() if code.co_qualname == STARTED), default=0)
         packages: Counter[str] = Counter()
@@ -48,8 +54,8 @@ def install(report: Path) -> None:
         draft.write_bytes(msgspec.json.encode({"calls": calls, "packages": packages}))
         draft.replace(report)
 
-    signal.signal(signal.SIGUSR1, lambda *_: sys.settrace(trace))
-    signal.signal(signal.SIGUSR2, end)
+    signal.signal(signal.SIGUSR1, lambda *_: call(begin))
+    signal.signal(signal.SIGUSR2, lambda *_: call(end))
 
 
 def package_of(file: str) -> str:

@@ -33,6 +33,13 @@ UNKNOWN_METHOD = b'{"jsonrpc":"2.0","id":%b,"error":{"code":-32601,"message":"Me
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: endpoint\ndata: /messages\n\n"
+PROGRESS = (
+    b'data: {"jsonrpc":"2.0","method":"notifications/progress",'
+    b'"params":{"progressToken":%b,"progress":%d,"total":%d}}\n\n'
+)
+EVENTS = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+)
 NOT_ALLOWED = b"HTTP/1.1 405 Method Not Allowed\r\nAllow: POST\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -156,6 +163,42 @@ class EventPeer(HttpPeer):
             self.streams[-1].write(b"event: message\ndata: %b\n\n" % answer)
 
 
+class Meta(msgspec.Struct):
+    """By what token a caller knows the events of a request."""
+
+    token: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"0"), name="progressToken")
+
+
+class StreamParams(Params):
+    """The same with the token."""
+
+    meta: Meta = msgspec.field(default_factory=Meta, name="_meta")
+
+
+class StreamCall(msgspec.Struct):
+    """A call that is answered by a stream."""
+
+    id: msgspec.Raw
+    params: StreamParams
+
+
+class StreamPeer(HttpPeer):
+    """A connection whose calls are answered by streams: as many events as the text says, then the answer."""
+
+    def on_message_complete(self) -> None:
+        """Write the whole stream at once; its reader sets the pace."""
+        if b'"tools/call"' not in self._body:
+            super().on_message_complete()
+            return
+        body, self._body = self._body, b""
+        call = msgspec.json.decode(body, type=StreamCall)
+        count = int(msgspec.json.decode(call.params.arguments.text, type=str))
+        token = bytes(call.params.meta.token)
+        events = [PROGRESS % (token, number, count) for number in range(1, count + 1)]
+        stream = b"".join((*events, b"data: %b\n\n" % (self._echo.answer(body) or b"")))
+        self._transport.write(EVENTS % (len(stream), stream))
+
+
 class LineReader(asyncio.Protocol):
     """Standard input cut into lines, each answered at once through `write`."""
 
@@ -221,6 +264,7 @@ CARRIERS: dict[str, Callable[[Echo], Coroutine[None, None, None]]] = {
     "http": serve_http,
     "sse": lambda echo: serve_http(echo, EventPeer),
     "socket": serve_socket,
+    "stream": lambda echo: serve_http(echo, StreamPeer),
     "stdio": serve_stdio,
 }
 

@@ -4,7 +4,9 @@ Two yardsticks. `bench.steps` counts what the interpreter does, which is the sam
 `baseline.json` fails the gate. `bench.sample` measures CPU, which also sees what happens in C and in the system: it
 runs in several fresh processes, because where a process happens to place its memory moves a figure by some per cent,
 and the median of each scenario counts. A figure more than 15 % above the baseline is measured again before it fails
-the gate. Ends with 1 on a failure; `--save` writes the steps as the new baseline, and CPU where it is above the old.
+the gate. `bench.ways` counts the steps of a call through a live hub, from each frontend and to each carrier, of which
+5 % more fail. Ends with 1 on a failure; `--save` writes the steps as the new baseline, and CPU where it is above the
+old.
 
 The baseline of CPU is what unchanged code cost on the dearest of the machines that it was measured on. Calibrations
 even out how fast a processor is, not how well it runs code that is wide: one commit's `frontend_call` took 296 of them
@@ -25,6 +27,7 @@ import msgspec
 
 from bench.scenarios import SCENARIOS
 from bench.steps import count
+from bench.ways import count_ways
 
 BASELINE = Path(__file__).with_name("baseline.json")
 SAVE_ADVICE = "if that is intended, run `python -m bench.gate --save` and commit bench/baseline.json"
@@ -34,6 +37,9 @@ TOLERANCE = 1.15
 
 STEPS_TOLERANCE = 1.03
 """The same for steps, whose spread is 0.1 %: timers come due in one run and not in another."""
+
+WAYS_TOLERANCE = 1.05
+"""The same for steps through a live hub, whose spread is 1 to 2 %."""
 
 PROCESSES = 7
 """Samples whose median counts; one process alone is off by up to 7 % now and then."""
@@ -53,6 +59,8 @@ class Baseline(msgspec.Struct):
 
     cpu: dict[str, float]
     steps: dict[str, float]
+    ways: dict[str, float] = {}
+    """Steps through a live hub."""
 
 
 def measure() -> Costs:
@@ -95,22 +103,22 @@ def load() -> dict[str, Baseline]:
     return msgspec.json.decode(BASELINE.read_bytes(), type=dict[str, Baseline])
 
 
-def save(cpu: Costs, steps: Costs) -> None:
+def save(cpu: Costs, steps: Costs, ways: Costs) -> None:
     """Make these the baseline of this kind of machine."""
     baselines = load() if BASELINE.exists() else {}
     old = baselines[machine()].cpu if machine() in baselines else {}
     dearest = {name: max(round(cost, 5), old.get(name, 0.0)) for name, cost in cpu.items()}
-    baselines[machine()] = Baseline(dearest, dict(steps))
+    baselines[machine()] = Baseline(dearest, dict(steps), dict(ways))
     text = msgspec.json.format(msgspec.json.encode(dict(sorted(baselines.items()))), indent=2)
     BASELINE.write_bytes(text + b"\n")
 
 
 def table(unit: str, costs: Costs, baseline: Costs) -> str:
     """Return the figures as text for a terminal."""
-    lines = [f"{unit:<24}{'now':>12}{'baseline':>12}{'change':>10}"]
+    lines = [f"{unit:<28}{'now':>12}{'baseline':>12}{'change':>10}"]
     for name, cost in costs.items():
         before = baseline[name]
-        lines.append(f"{name:<24}{cost:>12.6g}{before:>12.6g}{cost / before - 1:>+10.1%}")
+        lines.append(f"{name:<28}{cost:>12.6g}{before:>12.6g}{cost / before - 1:>+10.1%}")
     return "\n".join(lines)
 
 
@@ -127,10 +135,18 @@ def check() -> int:
             return 1
     steps = count(SCENARIOS)
     print(table("steps", steps, baseline.steps))
+    ways = count_ways()
+    if ways.keys() != baseline.ways.keys():
+        changed = ", ".join(sorted(ways.keys() ^ baseline.ways.keys()))
+        print(f"gate: ways and baseline differ in {changed}; {SAVE_ADVICE}", file=sys.stderr)
+        return 1
+    print(table("steps, live hub", ways, baseline.ways))
     cpu = measure_until_sure(baseline.cpu)
     print(table("CPU", cpu, baseline.cpu))
-    return _verdict("steps", too_dear(steps, baseline.steps, STEPS_TOLERANCE), STEPS_TOLERANCE) | _verdict(
-        "CPU", too_dear(cpu, baseline.cpu, TOLERANCE), TOLERANCE
+    return (
+        _verdict("steps", too_dear(steps, baseline.steps, STEPS_TOLERANCE), STEPS_TOLERANCE)
+        | _verdict("steps", too_dear(ways, baseline.ways, WAYS_TOLERANCE), WAYS_TOLERANCE)
+        | _verdict("CPU", too_dear(cpu, baseline.cpu, TOLERANCE), TOLERANCE)
     )
 
 
@@ -147,9 +163,10 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="write the costs of now as the new baseline")
     if not parser.parse_args().save:
         return check()
-    cpu, steps = measure(), count(SCENARIOS)
-    save(cpu, steps)
+    cpu, steps, ways = measure(), count(SCENARIOS), count_ways()
+    save(cpu, steps, ways)
     print(table("steps", steps, steps))
+    print(table("steps, live hub", ways, ways))
     print(table("CPU", cpu, cpu))
     return 0
 

@@ -25,12 +25,12 @@ from typing import Literal
 
 import msgspec
 
-from bench.__main__ import ASKS_EACH, WARM_UP_SECONDS, NotMeasured, Round, summary, take_turn
+from bench.__main__ import ASKS_EACH, WARM_UP_SECONDS, NotMeasured, Round, take_turn
+from bench.growth import GROWTH, figures_of
 from bench.load import WrongAnswer, complaint_about_event
 from bench.messages import VERSIONS, Ask, Era, asks, call_body, call_headers
 from bench.peers_report import (
     About,
-    Figures,
     Measured,
     Part,
     Record,
@@ -75,6 +75,8 @@ PARTS: Mapping[str, Sequence[tuple[int, int]]] = {
     "sizes": [(16, kib * KIB) for kib in (1, 16, 64, 256, 1024, 3584)],
 }
 """The parts of a run: connections, and bytes of text."""
+
+ALL_PARTS = (*PARTS, *GROWTH)
 
 Registry = Literal["pypi", "npm", "go", "crates", "checkout"]
 
@@ -296,18 +298,7 @@ def measure(subjects: Sequence[Subject], connections: int, text_bytes: int, roun
                 continue
             if number >= 0:
                 taken.setdefault(subject.name, []).append(turn)
-    memory = {subject.name: subject.program.memory_bytes() for subject in subjects if subject.name in taken}
-    figures = {
-        row.scenario: Figures(
-            row.cpu_microseconds,
-            row.calls_per_second,
-            row.p50_milliseconds,
-            row.p99_milliseconds,
-            row.times_relay,
-            memory[row.scenario] / KIB / KIB,
-        )
-        for row in summary(taken)
-    }
+    figures = figures_of(taken, {subject.name: subject.program for subject in subjects})
     return Measured(connections, text_bytes, figures, failed)
 
 
@@ -365,10 +356,16 @@ def set_stage(held: ExitStack, peers: Mapping[str, Peer]) -> tuple[list[Subject]
 def run(peers: Mapping[str, Peer], parts: Sequence[str], rounds: int, seconds: float, before: Record | None) -> Record:
     """Measure the parts, and return what they gave; `before` says which programs were the quickest so far."""
     rows = about_of(peers)
+    done: dict[str, Part] = {}
+    for name in [part for part in parts if part in GROWTH]:
+        print(name, file=sys.stderr)
+        done[name] = part_of(GROWTH[name](rounds, seconds), rounds, seconds)
+    parts = [part for part in parts if part in PARTS]
+    if not parts:
+        return Record(machine(), rows, done)
     if not {"calls", "payloads"} & set(parts):
         growing = growing_of(before, rows)
         peers = {name: peer for name, peer in peers.items() if growing & set(keys_of(name, peer))}
-    done: dict[str, Part] = {}
     with ExitStack() as held:
         subjects, absent = set_stage(held, peers)
         for name in parts:
@@ -382,8 +379,13 @@ def run(peers: Mapping[str, Peer], parts: Sequence[str], rounds: int, seconds: f
             for connections, text_bytes in PARTS[name]:
                 print(f"{name}: {connections} connections, {text_bytes} bytes, {len(chosen)} rows", file=sys.stderr)
                 settings.append(measure(chosen, connections, text_bytes, rounds, seconds))
-            done[name] = Part(datetime.now(UTC).date().isoformat(), commit(), rounds, seconds, settings)
+            done[name] = part_of(settings, rounds, seconds)
     return Record(machine(), rows, done, absent)
+
+
+def part_of(settings: Sequence[Measured], rounds: int, seconds: float) -> Part:
+    """Return one part, measured today in this revision."""
+    return Part(datetime.now(UTC).date().isoformat(), commit(), rounds, seconds, settings)
 
 
 def growing_of(known: Record | None, rows: Mapping[str, About]) -> set[str]:
@@ -433,7 +435,9 @@ def main() -> int:
     """Install, measure, write and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.add_argument("--peers", metavar="A,B", help="programs to measure beside the hub (default: all)")
-    parser.add_argument("--parts", metavar="A,B", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "--parts", metavar="A,B", default=",".join(ALL_PARTS), help=f"of {', '.join(ALL_PARTS)} (default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each row (default 3)")
     parser.add_argument("--seconds", type=float, default=1.2, help="length of a turn (default 1.2)")
     parser.add_argument("--install", action="store_true", help="install what is missing, and measure nothing")
@@ -442,8 +446,8 @@ def main() -> int:
     peers = read_peers(TABLE.read_text())
     parts = [part for part in options.parts.split(",") if part]
     asked = options.peers.split(",") if options.peers else list(peers)
-    if unknown := [name for name in [*asked, *parts] if name not in {*peers, *PARTS}]:
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join([*peers, *PARTS])}")
+    if unknown := [name for name in [*asked, *parts] if name not in {*peers, *ALL_PARTS}]:
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join([*peers, *ALL_PARTS])}")
     peers = {name: peer for name, peer in peers.items() if peer.registry == "checkout" or name in asked}
     history = FOLDER / "history.jsonl"
     if options.publish:

@@ -28,13 +28,16 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """All rows at one number of connections and one length of text."""
+    """All rows at one setting."""
 
     connections: int
     text_bytes: int
     figures: Mapping[str, Figures]
     failed: Mapping[str, str] = {}
     """Why a row has no figures."""
+    servers: int = 1
+    events: int = 0
+    """How many events an answer has."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -114,7 +117,9 @@ def change(before: Figures, now: Figures) -> str:
 
 def setting_of(each: Measured) -> str:
     """Return a setting in words."""
-    return f"{each.connections} connections, {size(each.text_bytes)}"
+    setting = f"{each.connections} connections, {size(each.text_bytes)}"
+    setting += f", {each.servers} servers" if each.servers > 1 else ""
+    return setting + (f", {each.events} events" if each.events else "")
 
 
 def size(text_bytes: int) -> str:
@@ -131,7 +136,14 @@ def microseconds(value: float) -> str:
 
 def tables(record: Record) -> str:
     """Return all tables as Markdown, each with a line that says when and from what it is."""
-    makers = {"calls": calls_table, "payloads": payloads_table, "connections": growth_table, "sizes": growth_table}
+    makers = {
+        "calls": calls_table,
+        "payloads": payloads_table,
+        "connections": growth_table,
+        "sizes": growth_table,
+        "servers": servers_table,
+        "events": events_table,
+    }
     texts = [f"Measured on {record.machine}."]
     for name, maker in makers.items():
         if name in record.parts:
@@ -191,6 +203,30 @@ def growth_table(record: Record, part: Part) -> str:
     return "\n".join([says, "", head, "|---|---|" + "---:|" * len(names), *rows])
 
 
+def servers_table(record: Record, part: Part) -> str:
+    """Return the table of growth with servers."""
+    says = caption("**Growth with servers**: CPU in µs per call, p99 in ms, and memory in MiB.", part)
+    return few_rows_table(record, part, says, "servers", lambda each: f"{each.servers:,}", SERVER_CELLS)
+
+
+def events_table(record: Record, part: Part) -> str:
+    """Return the table of growth with events."""
+    says = caption("**Growth with the events of one answer**: CPU in µs per answer, and p99 in ms.", part)
+    return few_rows_table(record, part, says, "events", lambda each: f"{each.events:,}", GROWTH_CELLS)
+
+
+def few_rows_table(
+    record: Record, part: Part, says: str, what: str, setting: Callable[[Measured], str], makers: Sequence[Cell]
+) -> str:
+    """Return a table of the rows that every setting has, in the order of the first one."""
+    rows = [
+        f"| {named(record.rows[name])} | {' | '.join(cells(each, name, makers) for each in part.settings)} |"
+        for name in part.settings[0].figures
+    ]
+    head = f"| {what} | {' | '.join(setting(each) for each in part.settings)} |"
+    return "\n".join([says, "", head, "|---|" + "---:|" * len(part.settings), *rows])
+
+
 def is_in(each: Measured, name: str) -> bool:
     """Say whether a row took part."""
     return name in each.figures or name in each.failed
@@ -214,6 +250,7 @@ LONG_CELLS: Sequence[Cell] = (*CALL_CELLS[:3], CALL_CELLS[4])
 GROWTH_CELLS: Sequence[Cell] = (
     lambda of: f"{microseconds(of.cpu_microseconds)} / {short_milliseconds(of.p99_milliseconds)}",
 )
+SERVER_CELLS: Sequence[Cell] = (lambda of: f"{GROWTH_CELLS[0](of)} / {of.memory_mib:.0f}",)
 
 
 def short_milliseconds(value: float) -> str:

@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from bench.messages import call_body
+from isthmus.core.audit import RecordBatch, RecordEncoder
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
@@ -114,6 +115,21 @@ def compile_view() -> Iterator[Work]:
     checks = CheckCache(limit_bytes=Limits().schema_bytes)
     everything = Grants(allow=("*",))
     yield lambda: Snapshot(1, server_statuses, checks).view(everything, EVERYTHING)
+
+
+@scenario
+def audit_records() -> Iterator[Work]:
+    """The audit log's records of sixteen calls: encoded, and joined to the chain."""
+    encoder = RecordEncoder(b"a key of the audit log")
+    call = Call(CALLER, EVERYTHING, "files.echo", msgspec.Raw(b'{"text":"a text of some length"}'))
+    fact = (1_800_000_000.0, call, SERVER, Result(RESULT), 0.001, True, "")
+
+    def record() -> None:
+        batch = RecordBatch()
+        for _ in range(16):
+            batch.add(*encoder.record(fact))
+
+    yield record
 
 
 class Silent:

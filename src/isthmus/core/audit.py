@@ -116,16 +116,19 @@ class RecordEncoder:
 
     def record(self, fact: Fact) -> tuple[float, bytes]:
         """The time of a fact and its record; a text that cannot be encoded only loses its own record."""
-        if isinstance(fact, EncodedRecord):
+        content: CallRecord | dict[str, Value]
+        if isinstance(fact, tuple):  # nearly all
+            at = to_microsecond(fact[0])
+            content = self._call_record(at, *fact[1:])
+        elif isinstance(fact, EncodedRecord):
             return fact.at, fact.content
-        at = to_microsecond(fact[0] if isinstance(fact, tuple) else fact.at)
-        try:
-            if isinstance(fact, tuple):
-                return at, self._encoder.encode(self._call_record(at, *fact[1:]))
-            members: dict[str, Value] = {"at": at, "event": fact.event}
+        else:
+            at = to_microsecond(fact.at)
+            content = {"at": at, "event": fact.event}
             for key, value in list(fact.about.items())[:MEMBERS_MAX]:
-                members.setdefault(key, value[:TEXT_LENGTH_MAX] if isinstance(value, str) else value)
-            return at, self._encoder.encode(members)
+                content.setdefault(key, value[:TEXT_LENGTH_MAX] if isinstance(value, str) else value)
+        try:
+            return at, self._encoder.encode(content)
         except UnicodeError:
             return at, self._encoder.encode({"at": at, "event": "audit.unwritable"})
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from bench.charts import Series, apart, dots, lines, powers, short
+from bench.growth import complaint_about_stream
 from bench.load import complaint_about_event
 from bench.messages import Ask
 from bench.peers import (
@@ -94,6 +95,16 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
     assert "Not measured: Other (there is no npm)." in shown
 
 
+def test_growth_with_servers_and_events_has_a_column_for_each_setting() -> None:
+    servers = part(
+        *(Measured(16, 0, {"relay": figures(40), "hub": figures(80)}, servers=count) for count in (1, 1_000))
+    )
+    events = part(Measured(1, 0, {"hub": figures(12_345)}, events=10_000))
+    shown = tables(Record("2 cores", ROWS, {"servers": servers, "events": events}))
+    assert "| servers | 1 | 1,000 |\n|---|---:|---:|\n| bare relay | 40.0 / 12 / 80 | 40.0 / 12 / 80 |" in shown
+    assert "| events | 10,000 |\n|---|---:|\n| **Isthmus** | 12,345 / 12 |" in shown
+
+
 def test_a_change_is_shown_where_both_have_the_figure() -> None:
     now = record({"hub": figures(100, 2.5), "fast": figures(50)})
     published = record({"hub": figures(80, 2.0), "slow": figures(700)})
@@ -169,6 +180,13 @@ def test_lines_end_where_a_program_failed_and_labels_do_not_cover_each_other() -
     assert len(list(tree.iter(f"{SVG}circle"))) == 3
     assert apart([10, 12, 100], 17) == [10, 27, 100]
     assert apart([30, 10], 17) == [30, 10]
+
+
+def test_an_answer_without_all_its_events_is_wrong() -> None:
+    event = b'data: {"method":"notifications/progress"}\n\n'
+    last = b"data: " + ANSWER.replace(b"hello", b"2") + b"\n\n"
+    assert complaint_about_stream(event * 2 + last, Ask(b"", 7, "2")) is None
+    assert complaint_about_stream(event + last, Ask(b"", 7, "2")) == "1 of 2 events came"
 
 
 @pytest.mark.parametrize(
