@@ -1,8 +1,8 @@
 """The process that runs scripts: Monty's workers, and one thread per running script. `code.sandbox_in_hub` starts it.
 
-A script reaches nothing but `_call`, which stops it until the hub resumes it. Only text crosses the border: the worker
-itself turns arguments into JSON and results into values, within its own limits of time and memory, so that neither a
-huge value nor one that contains itself many times costs the hub anything.
+A script reaches nothing but `_call` and `_call_and_wait`, which stop it until the hub resumes it. Only text crosses the
+border: the worker itself turns arguments into JSON and results into values, within its own limits of time and memory,
+so that neither a huge value nor one that contains itself many times costs the hub anything.
 
 On a busy core the process computes little: it lowers its own priority, which needs no rights, and its workers inherit
 that from their start. So it is apart from the hub: a thread of the hub with such a priority would stop the others
@@ -27,14 +27,20 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER, signatures
+from isthmus.code.signatures import HEADER, signatures, words_in
 from isthmus.code.type_check import real_errors
 
 if TYPE_CHECKING:
     from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, MontyTypingError, SyncSnapshot
 
 CALL: Final = "_call"
-"""The only function of the host. A script may use it as well: the hub checks every call in any case."""
+CALL_AND_WAIT: Final = "_call_and_wait"
+"""The functions of the host: the first returns something to await, the second returns the answer. A script may use them
+as well: the hub checks every call in any case."""
+
+GATHER: Final = "gather"
+"""The only function that runs calls side by side. A script that does not name it waits within each call, which costs
+one message to its worker and one answer less."""
 
 SLEEP: Final = "system.sleep"
 ASYNC_SLEEP: Final = "system.async_sleep"
@@ -75,16 +81,16 @@ UNAWAITED: Final = "_unawaited"
 """How many calls of each tool a script has created and not awaited."""
 
 PRELUDE: Final = f"import json as _json\n{UNAWAITED} = {{}}\n"
-_WRAPPER: Final = f"""
-def {{name}}(*_positional, **_arguments):
+_WRAPPER: Final = """
+def {name}(*_positional, **_arguments):
     if _positional:
-        raise TypeError('{{name}}() takes keyword arguments only')
-    async def {{name}}():
-        {UNAWAITED}['{{name}}'] -= 1
+        raise TypeError('{name}() takes keyword arguments only')
+    async def {name}():
+        {unawaited}['{name}'] -= 1
         _sent = _json.dumps(_arguments)
-        return _json.loads(await _call({{exposed}}, _sent))
-    {UNAWAITED}['{{name}}'] = {UNAWAITED}.get('{{name}}', 0) + 1
-    return {{name}}()
+        return _json.loads({call}({exposed}, _sent))
+    {unawaited}['{name}'] = {unawaited}.get('{name}', 0) + 1
+    return {name}()
 """
 
 _OWN_FRAME: Final = re.compile(r'  File "<python-input-0>", line \d+, in (\w+)\n')
@@ -411,8 +417,11 @@ class ScriptThread:
         import pydantic_monty as monty  # noqa: PLC0415 - as in `_run`
 
         step: SyncSnapshot
+        is_known = self._source.state is not None
+        """The hub knows the call at which the script continues."""
         if self._source.state is None:
-            session.feed_run(prelude({each.name: each.exposed for each in self._source.tools}), skip_type_check=True)
+            tools = {each.name: each.exposed for each in self._source.tools}
+            session.feed_run(prelude(tools, self._source.code), skip_type_check=True)
             step = self._start(session)
         else:
             step = session.load_snapshot(self._source.state, print_callback=self._print)
@@ -423,12 +432,17 @@ class ScriptThread:
                 case monty.FunctionSnapshot():
                     if step.is_os_function:
                         step = self._os_call(step)
-                    elif step.function_name == CALL and (refused := self._add_call(step.call_id, step.args)) is None:
-                        step = step.resume({"future": ...})
-                    elif step.function_name == CALL:
-                        step = step.resume({"exc_type": "RuntimeError", "message": refused or ""})
-                    else:
+                    elif step.function_name not in (CALL, CALL_AND_WAIT):
                         step = step.resume({"exc_type": "NameError", "message": f"name {step.function_name!r}"})
+                    elif not is_known and (refused := self._add_call(step.call_id, step.args)) is not None:
+                        step = step.resume({"exc_type": "RuntimeError", "message": refused})
+                    elif step.function_name == CALL:
+                        step = step.resume({"future": ...})
+                    else:
+                        answers = self._wait((step.call_id,), step.dump)
+                        if isinstance(answers, ScriptEnd):
+                            return answers
+                        step = step.resume(answers[step.call_id])
                 case monty.NameLookupSnapshot():
                     step = step.resume()
                 case monty.FutureSnapshot():
@@ -436,6 +450,7 @@ class ScriptThread:
                     if isinstance(answers, ScriptEnd):
                         return answers
                     step = step.resume(answers)
+            is_known = False
 
     def _start(self, session: MontySession) -> SyncSnapshot:
         """Check the script's types and start it. Only errors refuse it, such as a wrong argument; warnings do not."""
@@ -552,9 +567,13 @@ class ScriptThread:
         return ScriptEnd(self._number, kind, "".join(self._printed), result, message)
 
 
-def prelude(tools: Mapping[str, str]) -> str:
+def prelude(tools: Mapping[str, str], code: str) -> str:
     """What a script finds before it starts: a function for each tool that it names."""
-    written = (_WRAPPER.format(name=name, exposed=ascii(exposed)) for name, exposed in tools.items())
+    call = f"await {CALL}" if GATHER in words_in(code) else CALL_AND_WAIT
+    written = (
+        _WRAPPER.format(name=name, exposed=ascii(exposed), call=call, unawaited=UNAWAITED)
+        for name, exposed in tools.items()
+    )
     return PRELUDE + "".join(written)
 
 
