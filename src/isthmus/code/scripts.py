@@ -38,6 +38,16 @@ from isthmus.code.sandbox_in_hub import (
     is_installed,
     library_version,
 )
+from isthmus.code.script_record import (
+    ScriptProgress,
+    ScriptRecord,
+    ScriptStore,
+    SealedState,
+    StoredCall,
+    first_document,
+    new_progress,
+    prune,
+)
 from isthmus.code.settings import CodeSettings
 from isthmus.code.signatures import SCHEMA_BYTES_MAX, python_names, signatures, words_in
 from isthmus.core.background import BackgroundTasks
@@ -46,7 +56,7 @@ from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.view import View
 from isthmus.core.ports import Document, Exchange, HoldableExchange, Journal, RetractingExchange, Sealer, WriteResult
 from isthmus.core.tasks.engine import TaskExchange
-from isthmus.core.tasks.live_task import Report, TaskListener, tombstone
+from isthmus.core.tasks.live_task import Report, TaskListener
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
@@ -70,10 +80,6 @@ from isthmus.wire.jsonrpc import Malformed, decode_object, object_members
 
 log = structlog.get_logger(__name__)
 
-SCRIPT = "script"
-STATE = "script.state"
-"""The `Document.kind` of a durable script's record, and of the sealed state of its sandbox."""
-
 SCRIPTS = ServerName("run_code")
 """What scripts are called where faults name a server."""
 
@@ -94,10 +100,10 @@ SIGNATURES_MAX = 100
 LOST = "lost: The hub stopped while the call was running, and it is unknown how far it got (executed: unknown)"
 """What a script learns of a call that an earlier hub sent."""
 
-PRUNED_SECONDS = 31 * 24 * 3600.0
-"""No script waits that long for a person: what is older belongs to none."""
-
 TOOL_ERROR_LENGTH_MAX = 2_000
+
+OUTCOME_SECONDS = 0.002
+"""How long the outcome of a call waits for the script's next stop, to be written with it in one transaction."""
 
 RESTING_MAX = 32
 RESTING_OF_CALLER_MAX = 8
@@ -156,55 +162,7 @@ def request_of(call: Call, code: str, timeout: float | None) -> ScriptRequest:
     )
 
 
-class StoredCall(msgspec.Struct, omit_defaults=True):
-    """A call that a durable script waits for."""
-
-    id: int
-    tool: str
-    arguments: str
-    is_sent: bool = False
-    """It may have reached its server, unless it is held."""
-    is_held: bool = False
-    """It waits for approval, and was not sent: the next hub asks for the same approval."""
-    answer: str | None = None
-    failure: str | None = None
-
-    @property
-    def known(self) -> CallAnswer | None:
-        """The answer, if there is one."""
-        if self.failure is not None:
-            return ToolFailure(self.failure)
-        return self.answer
-
-
-class ScriptRecord(msgspec.Struct, omit_defaults=True):
-    """What is stored of a durable script besides its state."""
-
-    code: str
-    deadline: float
-    surface: Surface
-    session: str = ""
-    client_caps: ClientCapabilities = NO_CAPABILITIES
-    frontend: str = ""
-    library: str = ""
-    """The version that wrote the state; empty before the first call."""
-    printed: str = ""
-    count: int = 0
-    left: float = 0.0
-    """Seconds until the deadline when the script began to wait for a person; 0 if it does not wait."""
-    calls: list[StoredCall] = []
-    state_version: int = 0
-
-
-_decode_record = msgspec.json.Decoder(ScriptRecord).decode
 _encode = msgspec.json.Encoder().encode
-
-
-class SealedState(msgspec.Struct, frozen=True):
-    """The encrypted state of a sandbox, and the version of its document."""
-
-    version: int
-    text: bytes
 
 
 class ApprovalNotice(msgspec.Struct, frozen=True):
@@ -347,11 +305,7 @@ class Scripts:
 
     async def prune(self) -> None:
         """Delete what a crash left of scripts that have ended."""
-        before = self.now() - PRUNED_SECONDS - self.settings.seconds
-        with suppress(OSError):
-            for kind in (SCRIPT, STATE):
-                while await self.journal.prune(kind, ("",), before=before, limit=100) == 100:
-                    pass
+        await prune(self.journal, self.now() - self.settings.seconds)
 
     def task(self, call: Call, code: str, timeout: float | None) -> ScriptTask:
         """A durable script as the work of a task; its calls are made like this one."""
@@ -375,7 +329,7 @@ class Scripts:
             request.client_caps,
             request.frontend,
         )
-        return Document(SCRIPT, owner, request.id, 1, self.now(), _encode(record))
+        return first_document(owner, request.id, self.now(), record)
 
     def _start_next(self) -> None:
         """Start those scripts that wait and have a worker now; callers take turns."""
@@ -504,12 +458,12 @@ class RunningScript:
         self._loop = scripts.loop
         self._exchange = exchange
         self.request = request if request.id else msgspec.structs.replace(request, id=secrets.token_hex(8))
-        self._owner = owner
         self.outcome: Outcome | None = None
         self._sandboxed: SandboxedScript | None = None
         self._is_left = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._outcome_timer: asyncio.TimerHandle | None = None
         self._time_limit = ""
         """How long it may take, in words."""
         self._left = 0.0
@@ -523,15 +477,15 @@ class RunningScript:
         """How many calls are being stored as sent."""
         self._sent = 0
         """How many calls were started in all, or will be."""
-        self._record: ScriptRecord | None = None
-        """What is stored, if it is durable."""
-        self._version = 0
-        self._states = 0
-        """How many states were stored."""
+        self._store: ScriptStore | None = None
+        if owner:
+            self._store = ScriptStore(scripts.journal, lambda: scripts.sealer, owner, self.request.id)
+        self._progress: ScriptProgress | None = None
+        """What is stored, once a durable script has been loaded."""
         self._is_restored = False
+        """It continues, and has not got the answers that an earlier hub stored."""
         self._printed = ""
         """What it had printed at its last stop."""
-        """It continues, and has not got the answers that an earlier hub stored."""
         self._paused: dict[object, StoredCall] = {}
         """What people are asked, and for which calls: that time is not the script's."""
         self._not_run = 0
@@ -571,7 +525,7 @@ class RunningScript:
     @property
     def is_durable(self) -> bool:
         """Whether it continues after a crash of the hub."""
-        return bool(self._owner)
+        return self._store is not None
 
     def is_done(self) -> bool:
         """Whether it has ended, or was left to the next hub."""
@@ -581,7 +535,7 @@ class RunningScript:
 
     async def run(self) -> None:
         """Start, or continue, the script in a worker."""
-        state = await self._load() if self.is_durable else None
+        state = None if self._store is None else await self._load(self._store)
         if self.is_done():
             return
         request, scripts = self.request, self._scripts
@@ -590,9 +544,9 @@ class RunningScript:
         self._time_limit = f"it had {seconds:g} s, {'[code] seconds' if seconds == most else 'the timeout of the call'}"
         if state is not None:  # it may have had a timeout
             self._time_limit = f"[code] seconds is {most:g}, and the call may have had a timeout"
-        if self._record is not None:
-            seconds = self._record.left or self._record.deadline - scripts.now()
-            self._record.deadline, self._record.left = scripts.now() + seconds, 0.0
+        if self._progress is not None:
+            seconds = self._progress.seconds_left or self._progress.deadline - scripts.now()
+            self._progress.deadline, self._progress.seconds_left = scripts.now() + seconds, 0.0
         self._set_timer(seconds)
         view = await scripts.hub.view_for(request.caller, request.surface, request.client_caps)
         if self.is_done():
@@ -605,8 +559,8 @@ class RunningScript:
             tools.sources(used),
             self._settings,
             state,
-            "" if self._record is None else self._record.printed,
-            0 if self._record is None else self._record.count,
+            self._printed,
+            self._sent,
             self.is_durable,
         )
         try:
@@ -616,21 +570,21 @@ class RunningScript:
         if self._sandboxed is not None and self.is_done():
             self._sandboxed.leave()
 
-    async def _load(self) -> bytes | None:
-        """Read what an earlier hub stored; None if the script has made no call."""
-        scripts, id = self._scripts, self.request.id
+    async def _load(self, store: ScriptStore) -> bytes | None:
+        """Read what an earlier hub stored; None if the script has made no call, or cannot continue."""
         try:
-            document = await scripts.journal.read(SCRIPT, self._owner, id)
-            stored = await scripts.journal.read(STATE, self._owner, id)
+            loaded = await store.load()
         except OSError as error:
             self.finish(NotWritten(f"The state of the script could not be read: {error}", executed="unknown"))
             return None
-        if document is None or document.body is None:
+        except msgspec.MsgspecError:
+            self._refuse_to_continue("another version of Isthmus stored it")
+            return None
+        if loaded is None:
             self.finish(NotWritten("The state of the script is not in the journal", executed="unknown"))
             return None
-        self._record = record = _decode_record(document.body)
-        self._version = document.version
-        self._printed = record.printed
+        record, progress = loaded.record, loaded.progress
+        self._progress = progress or new_progress(record.deadline)
         self.request = msgspec.structs.replace(
             self.request,
             code=record.code,
@@ -639,17 +593,26 @@ class RunningScript:
             client_caps=record.client_caps,
             frontend=record.frontend,
         )
-        if not record.state_version:
+        if progress is None:
             return None
-        if record.library != library_version():
-            said = f"version {record.library} wrote the state of the script, and {library_version()} is installed"
-            said = f"The script cannot continue: {said} (pydantic-monty). Calls that it made are not undone."
-            self.refuse(said, ScriptEnd(0, "crashed", self._printed))
-            return None
-        self._calls = {call.id: call for call in record.calls}
-        self._sent = record.count
+        self._printed = progress.printed
+        self._restore_calls(progress)
+        if progress.library != library_version():
+            said = f"version {progress.library} of pydantic-monty wrote its state, and {library_version()} is installed"
+            self._refuse_to_continue(said)
+        elif loaded.state is None:
+            self._refuse_to_continue("its stored state is missing or was changed")
+        return loaded.state
+
+    def _refuse_to_continue(self, why: str) -> None:
+        said = f"The script cannot continue: {why}. Calls that it made are not undone."
+        self.refuse(said, ScriptEnd(0, "crashed", self._printed))
+
+    def _restore_calls(self, progress: ScriptProgress) -> None:
+        """Take over the calls of an earlier hub: what was sent and has no outcome is not sent again."""
+        self._calls = {call.id: call for call in progress.calls}
+        self._sent = progress.count
         self._is_restored = True
-        self._states = record.state_version
         for call in self._calls.values():
             if call.is_held:
                 call.is_sent = call.is_held = False  # the next request finds the same approval
@@ -658,15 +621,6 @@ class RunningScript:
                 call.failure = LOST
             elif not call.tool:
                 call.is_sent = False  # it sleeps again
-        sealed = b"" if stored is None else stored.body or b""
-        state = scripts.sealer.open(sealed.decode("ascii", "replace"), self._bound_to(record.state_version))
-        if state is None:
-            said = "The script cannot continue: its stored state is missing or was changed."
-            self.refuse(said, ScriptEnd(0, "crashed", self._printed))
-        return state
-
-    def _bound_to(self, version: int) -> bytes:
-        return f"{self._owner}\n{self.request.id}\n{version}".encode("utf-8", "surrogatepass")
 
     def crashed(self, error: BaseException) -> None:
         """A defect of the hub ended `run`."""
@@ -676,19 +630,15 @@ class RunningScript:
 
     def stopped(self, at: ScriptStop) -> None:
         """See `ScriptHost`."""
-        if at.state is None or self.is_done():
+        if at.state is None or self._store is None or self.is_done():
             self._on_stopped(at, None)
             return
-        self._states += 1
-        seal = partial(self._sealed, at.state, self._states)
+        seal = self._store.sealing(at.state)
         if len(at.state) <= SEALED_HERE_BYTES:
             self._on_stopped(at, seal())
         else:
             sealing = self._loop.run_in_executor(None, seal)
             sealing.add_done_callback(lambda done: self._on_stopped(at, done.result()))
-
-    def _sealed(self, state: bytes, version: int) -> SealedState:
-        return SealedState(version, self._scripts.sealer.seal(state, self._bound_to(version)).encode())
 
     def ended(self, end: ScriptEnd) -> None:
         """See `ScriptHost`."""
@@ -710,9 +660,6 @@ class RunningScript:
         new = {call.id: StoredCall(call.id, call.tool, call.arguments) for call in at.calls}
         self._calls = {**waiting, **new}
         self._printed = at.printed
-        if self._record is not None:
-            self._record.printed = at.printed
-            self._record.library = library_version()
         self._rest_or_go_on()
         self._send_next(sealed)
         if self._is_restored and self._sandboxed is not None:
@@ -731,7 +678,7 @@ class RunningScript:
         chosen += [call for call in unsent if not call.tool]
         for call in chosen:
             call.is_sent = True
-        self._store(sealed, partial(self._send, chosen))
+        self._write(sealed, partial(self._send, chosen))
 
     def _send(self, chosen: Sequence[StoredCall]) -> None:
         """Have these calls started, which are stored as sent."""
@@ -774,7 +721,7 @@ class RunningScript:
         self._sent -= len(self._starting)
         self._starting.clear()
         if self._is_left:
-            self._store(None, lambda: None)
+            self._write(None, lambda: None)
 
     @property
     def _made(self) -> int:
@@ -827,7 +774,7 @@ class RunningScript:
         if self._is_left and is_not_run and not is_decided:  # the next hub sends it
             call.is_sent = False
             self._sent -= 1
-            self._store(None, lambda: None)
+            self._write(None, lambda: None)
         elif self.outcome is None:
             self._answer(call, answer_of(outcome, self._settings.result_bytes))
         self._scripts.left_changed.set()
@@ -843,9 +790,11 @@ class RunningScript:
         if self._sandboxed is not None and not self._is_left:
             self._sandboxed.answer(call.id, answer)
         if self._is_left:
-            self._store(None, lambda: None)
-        elif self.is_durable or any(not each.is_sent for each in self._calls.values()):
+            self._write(None, lambda: None)
+        elif any(not each.is_sent for each in self._calls.values()):
             self._send_next()
+        elif self.is_durable and self._outcome_timer is None:
+            self._outcome_timer = self._loop.call_later(OUTCOME_SECONDS, self._send_next)
 
     # -- waiting for people ------------------------------------------------------------------------------------------
 
@@ -861,15 +810,15 @@ class RunningScript:
         if self._timer is not None and not self._paused:
             self._timer.cancel()
             self._left = max(self._due - self._loop.time(), 1.0)
-            if self._record is not None:
-                self._record.left = self._left
+            if self._progress is not None:
+                self._progress.seconds_left = self._left
         inflight = self._inflight.get(call.id)
         # A call of a fleet was sent, although one of its members may wait for approval.
         call.is_held = inflight is not None and inflight.is_held
         self._paused[reason] = call
         self._scripts.left_changed.set()
         self._rest_or_go_on()
-        self._store(None, lambda: None)
+        self._write(None, lambda: None)
 
     def unpause(self, reason: object) -> None:
         """Let the clock run again once nobody is asked anything."""
@@ -879,8 +828,8 @@ class RunningScript:
         if self._paused:
             return
         self._set_timer(self._left)
-        if self._record is not None:
-            self._record.deadline, self._record.left = self._scripts.now() + self._left, 0.0
+        if self._progress is not None:
+            self._progress.deadline, self._progress.seconds_left = self._scripts.now() + self._left, 0.0
 
     def _rest_or_go_on(self) -> None:
         if self._paused:
@@ -907,29 +856,27 @@ class RunningScript:
 
     def may_send(self, call: StoredCall, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
         """Whether a call may be sent now; otherwise `send` is called once it is stored that it may have been sent."""
-        if not call.is_held or self._record is None:
+        if not call.is_held or not self.is_durable:
             return True
         call.is_held = False
-        self._store(None, partial(send, inflight))
+        self._write(None, partial(send, inflight))
         return False
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _store(self, sealed: SealedState | None, then: Callable[[], None]) -> None:
+    def _write(self, state: SealedState | None, then: Callable[[], None]) -> None:
         """Store where a durable script is, then call `then`; of others nothing is stored."""
-        record = self._record
-        if record is None:
+        store, progress = self._store, self._progress
+        if store is None or progress is None:
             then()
             return
-        at, id, documents = self._scripts.now(), self.request.id, []
-        if sealed is not None:
-            record.state_version = sealed.version
-            documents.append(Document(STATE, self._owner, id, sealed.version, at, sealed.text))
-        record.calls = list(self._calls.values())
-        record.count = self._sent
-        self._version += 1
-        documents.append(Document(SCRIPT, self._owner, id, self._version, at, _encode(record)))
-        self._scripts.journal.write(documents, partial(self._on_stored, then))
+        if self._outcome_timer is not None:
+            self._outcome_timer.cancel()
+            self._outcome_timer = None
+        progress.printed = self._printed
+        progress.calls = list(self._calls.values())
+        progress.count = self._sent
+        store.write(self._scripts.now(), progress, state, partial(self._on_stored, then))
 
     def _on_stored(self, then: Callable[[], None], result: WriteResult) -> None:
         if result == "kept":
@@ -938,21 +885,11 @@ class RunningScript:
             said = "The state of the script could not be stored, so it was ended; the hub's log says why"
             self.finish(NotWritten(said, executed=self._executed()))
 
-    def spawn_forget(self) -> None:
+    def delete_stored(self) -> None:
         """Delete what is stored, in the background."""
-        with suppress(RuntimeError):  # the hub is closing
-            self._scripts.background.spawn(f"delete script {self.request.id}", self.forget())
-
-    async def forget(self) -> None:
-        """Delete what is stored; call it once the end of the task is stored."""
-        self._record = None
-        for kind in (SCRIPT, STATE):
-            try:
-                stored = await self._scripts.journal.read(kind, self._owner, self.request.id)
-            except OSError:
-                return  # `Scripts.prune` deletes it one day
-            if stored is not None:
-                self._scripts.journal.write([tombstone(stored)], lambda _: None)
+        if self._store is not None:
+            with suppress(RuntimeError):  # the hub is closing
+                self._scripts.background.spawn(f"delete script {self.request.id}", self._store.delete())
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -1014,14 +951,17 @@ class RunningScript:
         """Leave a durable script to the next hub. Its running calls end here; their outcomes are stored."""
         if self.outcome is None and not self._is_left:
             self._is_left = True
+            if self._outcome_timer is not None:
+                self._write(None, lambda: None)
             self._stop()
             if self.on_left is not None:
                 self.on_left()
 
     def _stop(self) -> None:
         self._unsend()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._outcome_timer):
+            if timer is not None:
+                timer.cancel()
         if self._sandboxed is None:
             self._scripts.released(self)
         else:  # it is released when the sandbox has ended it
@@ -1062,7 +1002,7 @@ class _ForgetWhenEnded:
     def task_changed(self, record: TaskRecord) -> None:
         if record.is_terminal:
             self._listeners.pop(self, None)
-            self._script.spawn_forget()
+            self._script.delete_stored()
 
     def task_reported(self, record: TaskRecord, report: Report) -> None:
         """Reports change nothing."""

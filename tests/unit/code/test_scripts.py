@@ -19,7 +19,8 @@ from isthmus.app.code import check_code
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.code.sandbox_in_child import ScriptEnd, ScriptSource, ScriptStop, worker_cores
 from isthmus.code.sandbox_in_hub import Sandbox
-from isthmus.code.scripts import SCRIPT, STATE, RunningScript, ScriptRequest, Scripts
+from isthmus.code.script_record import CALLS, SCRIPT_KINDS, STATE
+from isthmus.code.scripts import RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
@@ -88,9 +89,7 @@ async def stored(journal: MemoryJournal, kind: str) -> Document | None:
 
 async def sleeping(journal: MemoryJournal) -> bool:
     """Whether the script has made its first call, and sleeps."""
-    document = await stored(journal, SCRIPT)
-    record = msgspec.json.decode(document.body or b"{}") if document is not None else {}
-    return any(not call["tool"] for call in record.get("calls", ()))
+    return any(not call["tool"] for call in (await stored_progress(journal)).get("calls", ()))
 
 
 async def ended(running: RunningHub) -> str:
@@ -118,7 +117,7 @@ async def test_nothing_is_stored_of_a_script_that_has_ended(tmp_path: Path) -> N
         assert '"result":' in await ended(running)
 
         async def is_deleted() -> bool:
-            return await stored(journal, SCRIPT) is None and await stored(journal, STATE) is None
+            return [await stored(journal, kind) for kind in SCRIPT_KINDS] == [None] * len(SCRIPT_KINDS)
 
         await eventually(is_deleted, "nothing is stored", within=60)
 
@@ -142,7 +141,7 @@ async def test_a_state_that_cannot_be_used_ends_the_script_with_a_clear_error(tm
     async with hub(tmp_path, journal) as running:
         await begin(running, SLEEPING)
         await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
-    document = await stored(journal, SCRIPT if kind == "another version" else STATE)
+    document = await stored(journal, CALLS if kind == "another version" else STATE)
     assert document is not None
     body = document.body or b""
     match kind:
@@ -235,9 +234,7 @@ async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_a
         script = scripts.start_script(RunningScript(scripts, request(3), Listener(), OWNER.key))
         await eventually(script.is_done, "the script is left", within=60)
         await asyncio.sleep(0)
-        document = await stored(journal, SCRIPT)
-    assert document is not None
-    record = msgspec.json.decode(document.body or b"{}")
+        record = await stored_progress(journal)
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False, False]
     assert (record["count"], len(stage.link.sent)) == (1, 1)
 
@@ -256,7 +253,7 @@ async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_
         assert not waiting.done(), "the other call runs"
         ended.finish(DONE)
         await waiting
-        record = await stored_record(journal)
+        record = await stored_progress(journal)
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False]
     assert ["answer" in call or "failure" in call for call in record["calls"]] == [True, False]
     assert record["count"] == 1
@@ -271,7 +268,7 @@ async def test_what_a_person_denied_is_not_sent_again_after_a_script_was_left() 
         scripts.leave_durable()
         stage.link.sent[0].finish(ApprovalDenied("files.read", "ap_1", "too much"))
         await scripts.wait_left()
-        (call,) = (await stored_record(journal))["calls"]
+        (call,) = (await stored_progress(journal))["calls"]
     assert (call["is_sent"], "too much" in call["failure"]) == (True, True)
 
 
@@ -309,7 +306,7 @@ async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_left_is_stor
         assert not waiting.done(), "the journal says that it is sent"
         journal.release()
         await waiting
-        (call,) = (await stored_record(journal))["calls"]
+        (call,) = (await stored_progress(journal))["calls"]
     assert not call.get("is_sent", False)
     assert stage.link.sent == []
 
@@ -320,8 +317,8 @@ async def store_first(scripts: Scripts, journal: MemoryJournal, asked: ScriptReq
     await kept
 
 
-async def stored_record(journal: MemoryJournal) -> Any:
-    document = await stored(journal, SCRIPT)
+async def stored_progress(journal: MemoryJournal) -> Any:
+    document = await stored(journal, CALLS)
     return msgspec.json.decode(document.body or b"{}") if document is not None else {}
 
 
@@ -341,10 +338,10 @@ async def test_a_sent_call_that_waits_for_a_person_is_stored_as_sent_with_the_ti
             inflight.exchange.held(question)
 
         async def is_stored() -> bool:
-            return bool((await stored_record(journal)).get("left"))
+            return bool((await stored_progress(journal)).get("seconds_left"))
 
         await eventually(is_stored, "the next hub knows it", within=60)
-        (call,) = (await stored_record(journal))["calls"]
+        (call,) = (await stored_progress(journal))["calls"]
     assert (call["is_sent"], call.get("is_held", False)) == (True, False)
 
 
