@@ -28,7 +28,7 @@ from msgspec import Raw
 
 from isthmus.code.settings import CodeSettings
 from isthmus.code.signatures import HEADER, signatures, words_in
-from isthmus.code.type_check import real_errors
+from isthmus.code.type_check import GATHER_ADVICE, real_errors, unsupported
 
 if TYPE_CHECKING:
     from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, MontyTypingError, SyncSnapshot
@@ -68,6 +68,9 @@ hub has to read them."""
 
 TIME_LIMIT: Final = "feed time limit exceeded"
 """What the library says of a script that reached its time limit."""
+
+NO_KEYWORDS: Final = "gather() does not yet support keyword arguments"
+"""What the library says of `asyncio.gather(..., return_exceptions=True)`."""
 
 VALUES_MAX = 50_000
 """How many values the result of a script may have; a value that occurs often counts each time."""
@@ -381,6 +384,8 @@ class ScriptThread:
     def _run(self, worker: Monty) -> ScriptEnd:
         import pydantic_monty as monty  # noqa: PLC0415 - an optional library
 
+        if self._source.state is None and (errors := unsupported(self._source.code)):
+            return self._end("refused", message="\n".join(errors))
         try:
             # It is not returned to its pool: that ends with it.
             session = worker.checkout(**self._checkout()).__enter__()
@@ -561,6 +566,8 @@ class ScriptThread:
             seconds = self._settings.cpu_seconds
             words = words.replace(f"TimeoutError: {inner}", f"The script computed longer than {seconds:g} s")
             words += " ([code] cpu_seconds). Time in which it waits for calls does not count."
+        if NO_KEYWORDS in words:
+            words += f"\n{GATHER_ADVICE}"
         return self._end(kind, message=_cut(words))
 
     def _end(self, kind: EndKind, *, result: str = "", message: str = "") -> ScriptEnd:
