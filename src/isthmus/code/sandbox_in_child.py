@@ -153,7 +153,7 @@ class AnswerCall(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     failure: str | None = None
 
 
-class LeaveScript(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+class CancelScript(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """End a script at the next point where it waits."""
 
     script: int
@@ -165,7 +165,7 @@ class PrepareSpare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     cpu_seconds: float
 
 
-SandboxRequest: TypeAlias = StartScript | AnswerCall | LeaveScript | PrepareSpare
+SandboxRequest: TypeAlias = StartScript | AnswerCall | CancelScript | PrepareSpare
 
 
 class ScriptCall(msgspec.Struct, frozen=True, array_like=True):
@@ -189,9 +189,9 @@ class ScriptStop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     state: bytes | None
 
 
-EndKind: TypeAlias = Literal["returned", "refused", "failed", "limit", "crashed", "left"]
+EndKind: TypeAlias = Literal["returned", "refused", "failed", "limit", "crashed", "cancelled"]
 """How a script ended. `refused`: it did not start, because its types or its syntax are wrong. `failed`: an exception.
-`limit`: it reached a limit. `crashed`: its worker died. `left`: the hub stopped it, to continue it later."""
+`limit`: it reached a limit. `crashed`: its worker died. `cancelled`: the hub has ended it, or leaves it to the next."""
 
 
 class ScriptEnd(msgspec.Struct, frozen=True, array_like=True, tag="end"):
@@ -338,7 +338,7 @@ class Workers:
 
 
 class ScriptThread:
-    """One running script. `answer` and `leave` are called from the main thread, everything else from its own."""
+    """One running script. `answer` and `cancel` are called from the main thread, everything else from its own."""
 
     def __init__(
         self, workers: Workers, number: int, source: ScriptSource, respond: Callable[[SandboxResponse], None]
@@ -355,15 +355,15 @@ class ScriptThread:
         self._calls_bytes = 0
         self._count = source.count
         self._slept = 0.0
-        self._left = threading.Event()
+        self._cancelled = threading.Event()
 
     def answer(self, answer: AnswerCall) -> None:
         """Answer a call that the script waits for."""
         self._answers.put(answer)
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Stop at the next point where the script waits."""
-        self._left.set()
+        self._cancelled.set()
         self._answers.put(None)
 
     def run(self) -> None:
@@ -484,7 +484,7 @@ class ScriptThread:
         if step.function_name == ASYNC_SLEEP:
             self._calls.append(ScriptCall(step.call_id, "", repr(float(seconds))))
             return step.resume({"future": ...})
-        self._left.wait(seconds)
+        self._cancelled.wait(seconds)
         return step.resume({"return_value": None})
 
     def _add_call(self, id: int, given: tuple[Any, ...]) -> str | None:
@@ -516,7 +516,7 @@ class ScriptThread:
         while not answers or not self._answers.empty():
             answer = self._answers.get()
             if answer is None:
-                return self._end("left")
+                return self._end("cancelled")
             if answer.call in pending:
                 answers[answer.call] = _resumed(answer)
         return answers
@@ -525,7 +525,7 @@ class ScriptThread:
         """Keep what the script prints, up to the limit; the rest is dropped and said to be."""
         room = self._settings.output_bytes - self._printed_bytes
         if room < 0:  # it was cut
-            self._left.wait(DROPPED_SECONDS)
+            self._cancelled.wait(DROPPED_SECONDS)
             return
         written = text.encode("utf-8", "replace")
         self._printed_bytes += len(written)
@@ -712,9 +712,9 @@ class SandboxProcess:
                 case AnswerCall(number) as answer:
                     if (running := self._scripts.get(number)) is not None:
                         running.answer(answer)
-                case LeaveScript(number):
+                case CancelScript(number):
                     if (running := self._scripts.get(number)) is not None:
-                        running.leave()
+                        running.cancel()
                 case PrepareSpare(cpu_seconds):
                     self._workers.prepare(cpu_seconds)
 

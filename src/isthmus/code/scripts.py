@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -48,6 +47,7 @@ from isthmus.code.script_record import (
     new_progress,
     prune,
 )
+from isthmus.code.script_schedule import CallerKey, ScriptSchedule
 from isthmus.code.settings import CodeSettings
 from isthmus.code.signatures import SCHEMA_BYTES_MAX, python_names, signatures, words_in
 from isthmus.core.background import BackgroundTasks
@@ -105,17 +105,8 @@ TOOL_ERROR_LENGTH_MAX = 2_000
 OUTCOME_SECONDS = 0.002
 """How long the outcome of a call waits for the script's next stop, to be written with it in one transaction."""
 
-RESTING_MAX = 32
-RESTING_OF_CALLER_MAX = 8
-"""How many scripts that wait for people keep their processes without counting as `[code] workers`: in all, and of one
-caller. Others keep their places while they wait."""
-
 LINES_MAX = 20
 """How many lines of a script a request for approval names."""
-
-
-CallerKey: TypeAlias = tuple[str, str]
-"""A caller's tenant and name."""
 
 
 class ScriptRequest(msgspec.Struct, frozen=True):
@@ -163,6 +154,10 @@ def request_of(call: Call, code: str, timeout: float | None) -> ScriptRequest:
 
 
 _encode = msgspec.json.Encoder().encode
+
+
+def _do_nothing() -> None:
+    """For writes that nothing waits for."""
 
 
 class ApprovalNotice(msgspec.Struct, frozen=True):
@@ -223,26 +218,14 @@ class Scripts:
         self.journal = journal
         self.settings = settings
         self.loop = asyncio.get_running_loop()
+        self.schedule: ScriptSchedule[RunningScript] = ScriptSchedule(settings.workers)
         self._sealer_of = sealer
         self._sealer: Sealer | None = None
         self.sandbox = Sandbox(background, environment)
-        self._running: set[RunningScript] = set()
-        self._mine: Counter[CallerKey] = Counter()
-        """How many of them each caller has."""
-        self._resting: set[RunningScript] = set()
-        """Scripts that wait for people and have given their places back; they keep their processes."""
-        self._waiting: OrderedDict[CallerKey, OrderedDict[RunningScript, None]] = OrderedDict()
-        """Scripts that wait for a worker, by caller; callers take turns."""
-        self._waiting_count = 0
         self._tools: OrderedDict[int, ScriptTools] = OrderedDict()
-        self._starting: dict[RunningScript, None] = {}
-        """Scripts with calls to start; they take turns."""
-        self._has_turn = False
-        """A call was started in this turn of the event loop."""
         self._is_closed = False
-        self._left: list[RunningScript] = []
-        """Scripts that were left to the next hub."""
-        self.left_changed = asyncio.Event()
+        self._handed_over: list[RunningScript] = []
+        self.calls_changed = asyncio.Event()
         """A call of a script has ended, waits for a person, or was stored."""
 
     # -- what a model sees -----------------------------------------------------------------------------------------
@@ -295,12 +278,10 @@ class Scripts:
             len(code) > self.settings.script_bytes or len(code.encode("utf-8", "replace")) > self.settings.script_bytes
         ):
             script.refuse(f"The script is longer than [code] script_bytes: {self.settings.script_bytes}")
-        elif self._waiting_count >= self.settings.queued and not script.is_durable:
-            script.finish(Overloaded(SCRIPTS, len(self._running), self._waiting_count))
+        elif self.schedule.queued_count >= self.settings.queued and not script.is_durable:
+            script.finish(Overloaded(SCRIPTS, self.schedule.running_count, self.schedule.queued_count))
         else:
-            self._waiting.setdefault(script.owner, OrderedDict())[script] = None
-            self._waiting_count += 1
-            self._start_next()
+            self.schedule.add(script)
         return script
 
     async def prune(self) -> None:
@@ -331,92 +312,6 @@ class Scripts:
         )
         return first_document(owner, request.id, self.now(), record)
 
-    def _start_next(self) -> None:
-        """Start those scripts that wait and have a worker now; callers take turns."""
-        share = max(1, self.settings.workers // 2)
-        while len(self._running) < self.settings.workers:
-            owner = next((each for each in self._waiting if self._mine[each] < share), None)
-            if owner is None:
-                return
-            script = next(iter(self._waiting[owner]))
-            self._unqueue(script)
-            if owner in self._waiting:
-                self._waiting.move_to_end(owner)
-            self._running.add(script)
-            self._mine[owner] += 1
-            self.background.spawn(f"script {script.request.id}", script.run(), on_crash=script.crashed)
-
-    def _unqueue(self, script: RunningScript) -> None:
-        waiting = self._waiting.get(script.owner)
-        if waiting is not None and script in waiting:
-            del waiting[script]
-            self._waiting_count -= 1
-            if not waiting:
-                del self._waiting[script.owner]
-
-    def released(self, script: RunningScript) -> None:
-        """A script needs its worker no longer."""
-        self._unqueue(script)
-        if script in self._running:
-            self._give_back(script)
-        elif script in self._resting:
-            self._resting.discard(script)
-            self._rest_others()
-        if not self._is_closed:
-            self._start_next()
-
-    def start_calls(self, script: RunningScript) -> None:
-        """Have the calls of a script started: one call of one script in each turn of the event loop.
-
-        So what other callers send is read after each, however many calls scripts make at once.
-        """
-        self._starting[script] = None
-        if not self._has_turn:
-            self._start_one_call()
-
-    def _start_one_call(self) -> None:
-        self._has_turn = bool(self._starting)
-        if self._starting:
-            self.loop.call_soon(self._start_one_call)
-            script = next(iter(self._starting))
-            del self._starting[script]
-            script.start_one_call()
-
-    def _give_back(self, script: RunningScript) -> None:
-        self._running.discard(script)
-        self._mine[script.owner] -= 1
-        if not self._mine[script.owner]:
-            del self._mine[script.owner]
-
-    def rest_or_go_on(self, script: RunningScript) -> None:
-        """A script that waits for people gives its place to another; one that goes on takes a place, free or not."""
-        if script in self._resting and not script.waits_for_people:
-            self._resting.discard(script)
-            self._running.add(script)
-            self._mine[script.owner] += 1
-            self._rest_others()
-        elif script in self._running and script.waits_for_people and self._may_rest(script):
-            self._give_back(script)
-            self._resting.add(script)
-        else:
-            return
-        if not self._is_closed:
-            self._start_next()
-
-    def _may_rest(self, script: RunningScript) -> bool:
-        own = sum(each.owner == script.owner for each in self._resting)
-        return len(self._resting) < RESTING_MAX and own < RESTING_OF_CALLER_MAX
-
-    def _rest_others(self) -> None:
-        """One rests no longer: another that waits for people may have found no room."""
-        for script in [each for each in self._running if each.waits_for_people]:
-            if self._may_rest(script):
-                self._give_back(script)
-                self._resting.add(script)
-
-    def _all(self) -> list[RunningScript]:
-        return [*self._running, *self._resting, *(script for waiting in self._waiting.values() for script in waiting)]
-
     @property
     def sealer(self) -> Sealer:
         """Encrypts the states of durable scripts."""
@@ -427,25 +322,27 @@ class Scripts:
     def change(self, settings: CodeSettings) -> None:
         """Apply other settings; scripts that run keep theirs."""
         self.settings = settings
+        self.schedule.slots = settings.workers
 
-    def leave_durable(self) -> None:
-        """Leave the durable scripts to the next hub: they make no more calls. See `wait_left`."""
+    def hand_over_durable(self) -> None:
+        """Leave the durable scripts to the next hub: they make no more calls. See `wait_handed_over`."""
         self._is_closed = True
-        for script in self._all():
+        self.schedule.close()
+        for script in self.schedule.all():
             if script.is_durable and not script.is_done():
-                self._left.append(script)
-                script.leave()
+                self._handed_over.append(script)
+                script.hand_over()
 
-    async def wait_left(self) -> None:
-        """Wait for the running calls of the scripts that were left: the next hub needs their outcomes."""
-        while any(script.waits_for_servers for script in self._left):
-            self.left_changed.clear()
-            await self.left_changed.wait()
+    async def wait_handed_over(self) -> None:
+        """Wait for the running calls of the scripts that were handed over: the next hub needs their outcomes."""
+        while any(script.has_running_calls for script in self._handed_over):
+            self.calls_changed.clear()
+            await self.calls_changed.wait()
 
     def close(self) -> None:
         """End everything."""
-        self.leave_durable()
-        for script in self._all():
+        self.hand_over_durable()
+        for script in self.schedule.all():
             script.cancel("the hub is shutting down")
 
 
@@ -453,6 +350,7 @@ class RunningScript:
     """One script; see `core.tasks.live_task.RunningWork`. Its methods are called on the event loop."""
 
     def __init__(self, scripts: Scripts, request: ScriptRequest, exchange: Exchange, owner: str) -> None:
+        """`owner` is the task's owner if the script is durable, otherwise empty."""
         self._scripts = scripts
         self._settings = scripts.settings
         self._loop = scripts.loop
@@ -460,45 +358,51 @@ class RunningScript:
         self.request = request if request.id else msgspec.structs.replace(request, id=secrets.token_hex(8))
         self.outcome: Outcome | None = None
         self._sandboxed: SandboxedScript | None = None
-        self._is_left = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        self._outcome_timer: asyncio.TimerHandle | None = None
-        self._time_limit = ""
-        """How long it may take, in words."""
-        self._left = 0.0
-        """The seconds that it had left when its clock stopped."""
+        self.is_task = False
+        """No call of the hub has its result, so the script itself has it cut."""
+        self._names: Mapping[str, str] = {}
+        """The tools that the script names, by their Python names."""
+        self._lines: dict[str, tuple[int, ...]] = {}
+        """The lines that name a tool, by its exposed name."""
+        # -- its calls
         self._calls: dict[int, StoredCall] = {}
         """The calls that the script waits for."""
-        self._inflight: dict[int, InFlight] = {}
-        self._starting: deque[StoredCall] = deque()
-        """Calls that are stored as sent, and wait for their turn."""
-        self._storing = 0
-        """How many calls are being stored as sent."""
         self._sent = 0
         """How many calls were started in all, or will be."""
+        self._storing = 0
+        """How many of them are being stored as sent."""
+        self._starting: deque[StoredCall] = deque()
+        """Those that are stored as sent, and wait for their turn."""
+        self._inflight: dict[int, InFlight] = {}
+        """Those that run."""
+        self._not_run = 0
+        """How many of them ended, and certainly did not run."""
+        self._printed = ""
+        """What it had printed at its last stop."""
+        # -- its clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._time_limit = ""
+        """How long it may take, in words."""
+        self._paused: dict[object, StoredCall] = {}
+        """What people are asked, and for which calls: the clock stands still meanwhile."""
+        self._seconds_left = 0.0
+        """How much time it had when its clock stopped."""
+        self._held: dict[int, Question] = {}
+        """What the calls that wait for approval show."""
+        # -- what is stored of a durable script
         self._store: ScriptStore | None = None
         if owner:
             self._store = ScriptStore(scripts.journal, lambda: scripts.sealer, owner, self.request.id)
         self._progress: ScriptProgress | None = None
-        """What is stored, once a durable script has been loaded."""
+        """What is stored, once it has been loaded."""
+        self._outcome_timer: asyncio.TimerHandle | None = None
+        """Stores outcomes if the script does not stop soon."""
         self._is_restored = False
         """It continues, and has not got the answers that an earlier hub stored."""
-        self._printed = ""
-        """What it had printed at its last stop."""
-        self._paused: dict[object, StoredCall] = {}
-        """What people are asked, and for which calls: that time is not the script's."""
-        self._not_run = 0
-        """How many of the started calls ended, and certainly did not run."""
-        self._names: Mapping[str, str] = {}
-        """The tools that the script names, by their Python names."""
-        self._lines: dict[str, tuple[int, ...]] = {}
-        self._held: dict[int, Question] = {}
-        """What the calls that wait for approval show."""
-        self.is_task = False
-        """No call of the hub has its result, so the script itself has it cut."""
-        self.on_left: Callable[[], None] | None = None
-        """Called when a durable script is left to the next hub."""
+        self._is_handed_over = False
+        self.on_handed_over: Callable[[], None] | None = None
+        """Called when the script is left to the next hub."""
 
     @property
     def owner(self) -> CallerKey:
@@ -511,14 +415,14 @@ class RunningScript:
         return self._executed() != "no"
 
     @property
-    def waits_for_people(self) -> bool:
+    def is_blocked_on_people(self) -> bool:
         """Whether it can do nothing before a person answers: so do all calls that it has sent."""
         asking = {each.id for each in self._paused.values()}
         waiting = (call.known is None and (call.id in asking or not call.is_sent) for call in self._calls.values())
         return bool(asking) and all(waiting) and not self.is_done()
 
     @property
-    def waits_for_servers(self) -> bool:
+    def has_running_calls(self) -> bool:
         """Whether a call of it runs that may end without a person's answer, or is being stored as sent."""
         return self._storing > 0 or not self._inflight.keys() <= {each.id for each in self._paused.values()}
 
@@ -529,12 +433,16 @@ class RunningScript:
 
     def is_done(self) -> bool:
         """Whether it has ended, or was left to the next hub."""
-        return self.outcome is not None or self._is_left
+        return self.outcome is not None or self._is_handed_over
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Start, or continue, the script in a worker."""
+    def start_worker(self) -> None:
+        """See `ScheduledScript`."""
+        self._scripts.background.spawn(f"script {self.request.id}", self._run(), on_crash=self._crashed)
+
+    async def _run(self) -> None:
+        """Start the script in a worker, or continue it there."""
         state = None if self._store is None else await self._load(self._store)
         if self.is_done():
             return
@@ -568,7 +476,7 @@ class RunningScript:
         except SpawnFailed as error:
             self.refuse(f"The sandbox did not start: {error}", ScriptEnd(0, "crashed"))
         if self._sandboxed is not None and self.is_done():
-            self._sandboxed.leave()
+            self._sandboxed.cancel()
 
     async def _load(self, store: ScriptStore) -> bytes | None:
         """Read what an earlier hub stored; None if the script has made no call, or cannot continue."""
@@ -622,7 +530,7 @@ class RunningScript:
             elif not call.tool:
                 call.is_sent = False  # it sleeps again
 
-    def crashed(self, error: BaseException) -> None:
+    def _crashed(self, error: BaseException) -> None:
         """A defect of the hub ended `run`."""
         self.finish(NotWritten(f"The script could not be started: {type(error).__name__}", executed="unknown"))
 
@@ -643,7 +551,7 @@ class RunningScript:
     def ended(self, end: ScriptEnd) -> None:
         """See `ScriptHost`."""
         self._sandboxed = None
-        self._scripts.released(self)
+        self._scripts.schedule.remove(self)
         if self.is_done():
             return
         if end.kind == "returned":
@@ -660,7 +568,7 @@ class RunningScript:
         new = {call.id: StoredCall(call.id, call.tool, call.arguments) for call in at.calls}
         self._calls = {**waiting, **new}
         self._printed = at.printed
-        self._rest_or_go_on()
+        self._update_schedule()
         self._send_next(sealed)
         if self._is_restored and self._sandboxed is not None:
             self._is_restored = False
@@ -691,10 +599,10 @@ class RunningScript:
             else:
                 self._loop.call_later(float(call.arguments), self._answer, call, SLEPT)
         if self.is_done():
-            self._unsend()
-            self._scripts.left_changed.set()
+            self._drop_unstarted()
+            self._scripts.calls_changed.set()
         elif self._starting:
-            self._scripts.start_calls(self)
+            self._scripts.schedule.start_calls(self)
 
     def start_one_call(self) -> None:
         """Start the call whose turn it is, and wait for another turn if there are more."""
@@ -702,7 +610,7 @@ class RunningScript:
             return
         call = self._starting.popleft()
         if self._starting:
-            self._scripts.start_calls(self)
+            self._scripts.schedule.start_calls(self)
         made = self._make_call(call)
         if isinstance(made, ToolFailure):
             self._not_run += 1
@@ -712,7 +620,7 @@ class RunningScript:
             if inflight.outcome is None:
                 self._inflight[call.id] = inflight
 
-    def _unsend(self) -> None:
+    def _drop_unstarted(self) -> None:
         """The script is over: calls that wait for their turn are not sent, which the next hub must know."""
         if not self._starting:
             return
@@ -720,8 +628,8 @@ class RunningScript:
             call.is_sent = False
         self._sent -= len(self._starting)
         self._starting.clear()
-        if self._is_left:
-            self._write(None, lambda: None)
+        if self._is_handed_over:
+            self._write(None, _do_nothing)
 
     @property
     def _made(self) -> int:
@@ -771,13 +679,13 @@ class RunningScript:
         is_decided = isinstance(outcome, Fault) and outcome.approval is not None
         self._not_run += is_not_run
         self.released(call)
-        if self._is_left and is_not_run and not is_decided:  # the next hub sends it
+        if self._is_handed_over and is_not_run and not is_decided:  # the next hub sends it
             call.is_sent = False
             self._sent -= 1
-            self._write(None, lambda: None)
+            self._write(None, _do_nothing)
         elif self.outcome is None:
             self._answer(call, answer_of(outcome, self._settings.result_bytes))
-        self._scripts.left_changed.set()
+        self._scripts.calls_changed.set()
 
     def _answer(self, call: StoredCall, answer: CallAnswer) -> None:
         if self.outcome is not None:
@@ -786,15 +694,15 @@ class RunningScript:
             call.failure = answer.message
         else:
             call.answer = answer
-        self._rest_or_go_on()
-        if self._sandboxed is not None and not self._is_left:
+        self._update_schedule()
+        if self._sandboxed is not None and not self._is_handed_over:
             self._sandboxed.answer(call.id, answer)
-        if self._is_left:
-            self._write(None, lambda: None)
+        if self._is_handed_over:
+            self._write(None, _do_nothing)
         elif any(not each.is_sent for each in self._calls.values()):
             self._send_next()
         elif self.is_durable and self._outcome_timer is None:
-            self._outcome_timer = self._loop.call_later(OUTCOME_SECONDS, self._send_next)
+            self._outcome_timer = self._loop.call_later(OUTCOME_SECONDS, self._write, None, _do_nothing)
 
     # -- waiting for people ------------------------------------------------------------------------------------------
 
@@ -809,31 +717,31 @@ class RunningScript:
         """
         if self._timer is not None and not self._paused:
             self._timer.cancel()
-            self._left = max(self._due - self._loop.time(), 1.0)
+            self._seconds_left = max(self._due - self._loop.time(), 1.0)
             if self._progress is not None:
-                self._progress.seconds_left = self._left
+                self._progress.seconds_left = self._seconds_left
         inflight = self._inflight.get(call.id)
         # A call of a fleet was sent, although one of its members may wait for approval.
         call.is_held = inflight is not None and inflight.is_held
         self._paused[reason] = call
-        self._scripts.left_changed.set()
-        self._rest_or_go_on()
-        self._write(None, lambda: None)
+        self._scripts.calls_changed.set()
+        self._update_schedule()
+        self._write(None, _do_nothing)
 
     def unpause(self, reason: object) -> None:
         """Let the clock run again once nobody is asked anything."""
         if self._paused.pop(reason, None) is None or self.is_done():
             return
-        self._scripts.rest_or_go_on(self)
+        self._scripts.schedule.update(self)
         if self._paused:
             return
-        self._set_timer(self._left)
+        self._set_timer(self._seconds_left)
         if self._progress is not None:
-            self._progress.deadline, self._progress.seconds_left = self._scripts.now() + self._left, 0.0
+            self._progress.deadline, self._progress.seconds_left = self._scripts.now() + self._seconds_left, 0.0
 
-    def _rest_or_go_on(self) -> None:
+    def _update_schedule(self) -> None:
         if self._paused:
-            self._scripts.rest_or_go_on(self)
+            self._scripts.schedule.update(self)
 
     def held(self, call: StoredCall, notice: Question) -> None:
         """A call waits for an operator's approval."""
@@ -947,25 +855,25 @@ class RunningScript:
         request = self.request
         return Call(request.caller, request.surface, SCRIPTS, NO_ARGUMENTS, frontend=request.frontend)
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Leave a durable script to the next hub. Its running calls end here; their outcomes are stored."""
-        if self.outcome is None and not self._is_left:
-            self._is_left = True
+        if self.outcome is None and not self._is_handed_over:
+            self._is_handed_over = True
             if self._outcome_timer is not None:
-                self._write(None, lambda: None)
+                self._write(None, _do_nothing)
             self._stop()
-            if self.on_left is not None:
-                self.on_left()
+            if self.on_handed_over is not None:
+                self.on_handed_over()
 
     def _stop(self) -> None:
-        self._unsend()
+        self._drop_unstarted()
         for timer in (self._timer, self._outcome_timer):
             if timer is not None:
                 timer.cancel()
         if self._sandboxed is None:
-            self._scripts.released(self)
+            self._scripts.schedule.remove(self)
         else:  # it is released when the sandbox has ended it
-            self._sandboxed.leave()
+            self._sandboxed.cancel()
 
 
 class ScriptTask:
@@ -987,7 +895,7 @@ class ScriptTask:
         script = RunningScript(self._scripts, request, exchange, owner)
         script.is_task = True
         if isinstance(exchange, TaskExchange) and script.is_durable:
-            script.on_left = exchange.leave
+            script.on_handed_over = exchange.leave
             exchange.live.listeners[_ForgetWhenEnded(script, exchange.live.listeners)] = None
         return self._scripts.start_script(script)
 

@@ -19,7 +19,7 @@ from isthmus.app.code import check_code
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.code.sandbox_in_child import ScriptEnd, ScriptSource, ScriptStop, worker_cores
 from isthmus.code.sandbox_in_hub import Sandbox
-from isthmus.code.script_record import CALLS, SCRIPT_KINDS, STATE
+from isthmus.code.script_record import CALLS, SCRIPT, SCRIPT_KINDS, STATE
 from isthmus.code.scripts import RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError
@@ -135,18 +135,20 @@ async def test_the_next_hub_continues_a_script_with_its_own_caller(tmp_path: Pat
     assert '"calls":2' in text
 
 
-@pytest.mark.parametrize("kind", ["changed", "missing", "another version"])
+@pytest.mark.parametrize("kind", ["changed", "missing", "another version", "another hub"])
 async def test_a_state_that_cannot_be_used_ends_the_script_with_a_clear_error(tmp_path: Path, kind: str) -> None:
     journal = MemoryJournal()
     async with hub(tmp_path, journal) as running:
         await begin(running, SLEEPING)
         await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
-    document = await stored(journal, CALLS if kind == "another version" else STATE)
+    document = await stored(journal, {"another version": CALLS, "another hub": SCRIPT}.get(kind, STATE))
     assert document is not None
     body = document.body or b""
     match kind:
         case "changed":
             changed: bytes | None = body[:-8] + b"AAAAAAA="
+        case "another hub":  # it kept the calls and the script in one document
+            changed = msgspec.json.encode({**msgspec.json.decode(body), "count": 1, "calls": [], "state_version": 1})
         case "missing":
             changed = None
         case _:
@@ -157,8 +159,22 @@ async def test_a_state_that_cannot_be_used_ends_the_script_with_a_clear_error(tm
     assert await done == "kept"
     async with hub(tmp_path, journal) as running:
         text = await ended(running)
+    said = {"another version": "0.0.1", "another hub": "another version of Isthmus"}
     assert "The script cannot continue" in text
-    assert ("0.0.1" if kind == "another version" else "missing or was changed") in text
+    assert said.get(kind, "missing or was changed") in text
+
+
+async def test_the_outcome_of_a_call_is_stored_while_the_script_computes(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with hub(tmp_path, journal) as running:
+        live = await begin(running, "await builtin_echo(text='a')\nwhile True:\n    pass")
+
+        async def is_stored() -> bool:
+            calls = (await stored_progress(journal)).get("calls", ())
+            return ["answer" in each for each in calls] == [True]
+
+        await eventually(is_stored, "the outcome is stored", within=60)
+        running.tasks.cancel(live, "the test has seen it")
 
 
 async def test_a_script_whose_caller_is_gone_ends(tmp_path: Path) -> None:
@@ -226,27 +242,27 @@ async def test_a_script_starts_one_call_in_each_turn_of_the_loop_and_has_few_run
     assert b'"calls":10' in bytes(outcome.payload)
 
 
-async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_as_not_sent() -> None:
+async def test_calls_that_wait_for_their_turn_when_a_script_is_handed_over_are_stored_as_not_sent() -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
-        stage.link.at_once = lambda _: scripts.leave_durable()
+        stage.link.at_once = lambda _: scripts.hand_over_durable()
         await store_first(scripts, journal, request(3))
         script = scripts.start_script(RunningScript(scripts, request(3), Listener(), OWNER.key))
-        await eventually(script.is_done, "the script is left", within=60)
+        await eventually(script.is_done, "the script is handed over", within=60)
         await asyncio.sleep(0)
         record = await stored_progress(journal)
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False, False]
     assert (record["count"], len(stage.link.sent)) == (1, 1)
 
 
-async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_unsent() -> None:
+async def test_a_call_of_a_script_that_is_handed_over_is_stored_as_not_sent_if_it_ends_unsent() -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
         await store_first(scripts, journal, request(2))
         scripts.start_script(RunningScript(scripts, request(2), Listener(), OWNER.key))
         await eventually(lambda: len(stage.link.sent) == 2, "the calls are sent", within=60)
-        scripts.leave_durable()
-        waiting = asyncio.ensure_future(scripts.wait_left())
+        scripts.hand_over_durable()
+        waiting = asyncio.ensure_future(scripts.wait_handed_over())
         ended, unsent = stage.link.sent
         unsent.finish(Cancelled("the hub is shutting down", executed="no"))
         await asyncio.sleep(0)
@@ -259,15 +275,15 @@ async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_
     assert record["count"] == 1
 
 
-async def test_what_a_person_denied_is_not_sent_again_after_a_script_was_left() -> None:
+async def test_what_a_person_denied_is_not_sent_again_after_a_script_was_handed_over() -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
         await store_first(scripts, journal, request(1))
         scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
         await eventually(lambda: len(stage.link.sent) == 1, "the call is made", within=60)
-        scripts.leave_durable()
+        scripts.hand_over_durable()
         stage.link.sent[0].finish(ApprovalDenied("files.read", "ap_1", "too much"))
-        await scripts.wait_left()
+        await scripts.wait_handed_over()
         (call,) = (await stored_progress(journal))["calls"]
     assert (call["is_sent"], "too much" in call["failure"]) == (True, True)
 
@@ -293,15 +309,15 @@ class HeldJournal(MemoryJournal):
             write()
 
 
-async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_left_is_stored_as_not_sent() -> None:
+async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_handed_over_is_stored_as_not_sent() -> None:
     stage, journal = Stage(), HeldJournal()
     async with scripts_of(stage, journal) as scripts:
         await store_first(scripts, journal, request(1))
         journal.held = []
         scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
         await eventually(lambda: bool(journal.held), "the call is being stored", within=60)
-        scripts.leave_durable()
-        waiting = asyncio.ensure_future(scripts.wait_left())
+        scripts.hand_over_durable()
+        waiting = asyncio.ensure_future(scripts.wait_handed_over())
         await asyncio.sleep(0)
         assert not waiting.done(), "the journal says that it is sent"
         journal.release()
