@@ -396,6 +396,8 @@ class RunningScript:
             self._store = ScriptStore(scripts.journal, lambda: scripts.sealer, owner, self.request.id)
         self._progress: ScriptProgress | None = None
         """What is stored, once it has been loaded."""
+        self._sealing: deque[tuple[ScriptStop, asyncio.Future[SealedState]]] = deque()
+        """Stops whose states are encrypted on threads; they are stored in their order."""
         self._outcome_timer: asyncio.TimerHandle | None = None
         """Stores outcomes if the script does not stop soon."""
         self._is_restored = False
@@ -542,11 +544,16 @@ class RunningScript:
             self._on_stopped(at, None)
             return
         seal = self._store.sealing(at.state)
-        if len(at.state) <= SEALED_HERE_BYTES:
+        if len(at.state) <= SEALED_HERE_BYTES and not self._sealing:
             self._on_stopped(at, seal())
         else:
-            sealing = self._loop.run_in_executor(None, seal)
-            sealing.add_done_callback(lambda done: self._on_stopped(at, done.result()))
+            self._sealing.append((at, sealing := self._loop.run_in_executor(None, seal)))
+            sealing.add_done_callback(lambda _: self._on_sealed())
+
+    def _on_sealed(self) -> None:
+        while self._sealing and self._sealing[0][1].done():
+            at, sealed = self._sealing.popleft()
+            self._on_stopped(at, sealed.result())
 
     def ended(self, end: ScriptEnd) -> None:
         """See `ScriptHost`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document, HoldableExchange, WriteResult
+from isthmus.core.ports import Document, HoldableExchange, Sealer, WriteResult
 from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.sealing import ProcessSealer
@@ -200,9 +201,12 @@ async def test_a_cancelled_task_ends_its_script(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def scripts_of(stage: Stage, journal: MemoryJournal, **limits: int) -> AsyncIterator[Scripts]:
+async def scripts_of(
+    stage: Stage, journal: MemoryJournal, sealer: Sealer | None = None, **limits: int
+) -> AsyncIterator[Scripts]:
     background = BackgroundTasks("test")
-    scripts = Scripts(stage.hub, background, CodeSettings(**limits), time.time, journal, ProcessSealer)
+    sealer = sealer or ProcessSealer()
+    scripts = Scripts(stage.hub, background, CodeSettings(**limits), time.time, journal, lambda: sealer)
     try:
         yield scripts
     finally:
@@ -325,6 +329,55 @@ async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_handed_over_
         (call,) = (await stored_progress(journal))["calls"]
     assert not call.get("is_sent", False)
     assert stage.link.sent == []
+
+
+class SlowSealer(ProcessSealer):
+    """Its second large state takes until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+        self.ended: list[int] = []
+        self.release = threading.Event()
+
+    def seal_bytes(self, content: bytes, bound_to: bytes) -> bytes:
+        self.begun += 1
+        number = self.begun
+        if number == 2:
+            self.release.wait(60)
+        sealed = super().seal_bytes(content, bound_to)
+        self.ended.append(number)
+        return sealed
+
+
+async def test_large_states_are_stored_in_their_order_however_long_each_is_encrypted() -> None:
+    stage, journal, sealer = Stage(), MemoryJournal(), SlowSealer()
+    code = """
+import asyncio
+large = 'x' * 100_000
+async def two():
+    await files_read()
+    await files_read()
+await asyncio.gather(files_read(), two())
+"""
+    asked = ScriptRequest(ANYONE, EVERYTHING, code, id="one")
+    async with scripts_of(stage, journal, sealer) as scripts:
+        await store_first(scripts, journal, asked)
+        listener = Listener()
+        scripts.start_script(RunningScript(scripts, asked, listener, OWNER.key))
+        await eventually(lambda: len(stage.link.sent) == 2, "two calls are sent", within=60)
+        first, second = stage.link.sent
+        second.finish(DONE)
+        await eventually(lambda: sealer.begun == 2, "the next state is encrypted", within=60)
+        first.finish(DONE)
+        await eventually(lambda: sealer.ended == [1, 3], "the third state is encrypted first", within=60)
+        sealer.release.set()
+        await eventually(lambda: len(stage.link.sent) == 3 or bool(listener.ends), "it goes on", within=60)
+        assert not listener.ends
+        stage.link.sent[2].finish(DONE)
+        await listener.ended.wait()
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
 
 
 async def store_first(scripts: Scripts, journal: MemoryJournal, asked: ScriptRequest) -> None:
