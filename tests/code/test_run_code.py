@@ -232,6 +232,20 @@ async def test_a_failed_call_raises_its_reason_and_whether_it_ran(hub: CodeHub) 
     assert "tool_error: no stock (executed: yes)" in told["message"]
 
 
+async def test_gather_with_return_exceptions_is_refused_with_a_function_that_does_the_same(hub: CodeHub) -> None:
+    calls = "shop_add(a=1, b=2), shop_fail(why='no stock'), shop_fail(why='closed')"
+    told = await refused(hub, f"import asyncio\nawait asyncio.gather({calls}, return_exceptions=True)")
+    assert (told["error"], told["calls"]) == ("refused", 0)
+    said, _, advice = told["message"].partition("\n")
+    assert said == "script.py:2:7: error[unsupported] asyncio.gather takes no return_exceptions. Write instead:"
+    found = await returned(hub, f"{advice.replace('...', calls)}\n[str(each) for each in results]")
+    assert ["no stock" in found[1], "closed" in found[2], "Error" in found[0]] == [True, True, False]
+    given = f"import asyncio\nawait asyncio.gather({calls}, **{{'return_exceptions': True}})"
+    assert advice in (await refused(hub, given))["message"]
+    own = "async def gather(*, return_exceptions: bool) -> int:\n    return 1\nawait gather(return_exceptions=True)"
+    assert await returned(hub, own) == 1
+
+
 async def test_a_failed_call_in_a_gather_is_named_with_its_lines(hub: CodeHub) -> None:
     code = "import asyncio\nx = 1\nawait asyncio.gather(shop_add(a=1, b=2), shop_fail(why='no stock'))"
     told = await refused(hub, code)

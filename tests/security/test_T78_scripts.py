@@ -230,7 +230,7 @@ async def test_text_of_servers_does_not_become_code() -> None:
         # It compiles, and imports nothing but the header's own names.
         tree = compile(stub, "stub", "exec", dont_inherit=True)
         assert "os" not in tree.co_names
-        assert "os" not in compile(prelude({name: exposed}), "prelude", "exec").co_names
+        assert "os" not in compile(prelude({name: exposed}, ""), "prelude", "exec").co_names
 
 
 def raw_json(value: object) -> Any:

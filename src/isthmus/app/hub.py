@@ -517,7 +517,7 @@ class RunningHub:
 
     def refuse_new_calls(self) -> None:
         """Refuse every new call because the hub is shutting down. Durable scripts are left to the next hub."""
-        self.scripts.leave_durable()
+        self.scripts.hand_over_durable()
         self.hub.refuse_new_calls()
         self.targets.target_hub.refuse_new_calls()
 

@@ -624,7 +624,7 @@ async def _drain(
             await http_listener.drain(seconds)
             running.tasks.cancel_unanswered("the hub is shutting down")
             await running.tasks.wait_idle()
-            await running.scripts.wait_left()
+            await running.scripts.wait_handed_over()
             if relay is not None:
                 await relay.frontend.wait_idle()
             if cluster is not None:

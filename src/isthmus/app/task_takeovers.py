@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 import structlog
 
-from isthmus.code.scripts import SCRIPT, STATE
+from isthmus.code.script_record import SCRIPT_KINDS
 from isthmus.core.journal import Document, SharedJournal, WriteResult
 from isthmus.core.tasks.engine import UNFINISHED, TaskEngine
 from isthmus.core.tasks.push_delivery import DELIVERY
@@ -25,8 +25,7 @@ PLACED, OWNED, FREE = "placed", "owned", "free"
 HELD: Mapping[str, Collection[str]] = {
     TASK: UNFINISHED,
     DELIVERY: ("due",),
-    SCRIPT: ("",),
-    STATE: ("",),
+    **dict.fromkeys(SCRIPT_KINDS, ("",)),
     PLACED: (OWNED,),
 }
 """The states in which one node works on a document of a kind. All other documents are free: their versions decide."""

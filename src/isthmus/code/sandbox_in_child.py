@@ -1,8 +1,8 @@
 """The process that runs scripts: Monty's workers, and one thread per running script. `code.sandbox_in_hub` starts it.
 
-A script reaches nothing but `_call`, which stops it until the hub resumes it. Only text crosses the border: the worker
-itself turns arguments into JSON and results into values, within its own limits of time and memory, so that neither a
-huge value nor one that contains itself many times costs the hub anything.
+A script reaches nothing but `_call` and `_call_and_wait`, which stop it until the hub resumes it. Only text crosses the
+border: the worker itself turns arguments into JSON and results into values, within its own limits of time and memory,
+so that neither a huge value nor one that contains itself many times costs the hub anything.
 
 On a busy core the process computes little: it lowers its own priority, which needs no rights, and its workers inherit
 that from their start. So it is apart from the hub: a thread of the hub with such a priority would stop the others
@@ -27,14 +27,20 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER, signatures
-from isthmus.code.type_check import real_errors
+from isthmus.code.signatures import HEADER, signatures, words_in
+from isthmus.code.type_check import GATHER_ADVICE, real_errors, unsupported
 
 if TYPE_CHECKING:
     from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, MontyTypingError, SyncSnapshot
 
 CALL: Final = "_call"
-"""The only function of the host. A script may use it as well: the hub checks every call in any case."""
+CALL_AND_WAIT: Final = "_call_and_wait"
+"""The functions of the host: the first returns something to await, the second returns the answer. A script may use them
+as well: the hub checks every call in any case."""
+
+GATHER: Final = "gather"
+"""The only function that runs calls side by side. A script that does not name it waits within each call, which costs
+one message to its worker and one answer less."""
 
 SLEEP: Final = "system.sleep"
 ASYNC_SLEEP: Final = "system.async_sleep"
@@ -63,6 +69,9 @@ hub has to read them."""
 TIME_LIMIT: Final = "feed time limit exceeded"
 """What the library says of a script that reached its time limit."""
 
+NO_KEYWORDS: Final = "gather() does not yet support keyword arguments"
+"""What the library says of `asyncio.gather(..., return_exceptions=True)`."""
+
 VALUES_MAX = 50_000
 """How many values the result of a script may have; a value that occurs often counts each time."""
 
@@ -75,16 +84,16 @@ UNAWAITED: Final = "_unawaited"
 """How many calls of each tool a script has created and not awaited."""
 
 PRELUDE: Final = f"import json as _json\n{UNAWAITED} = {{}}\n"
-_WRAPPER: Final = f"""
-def {{name}}(*_positional, **_arguments):
+_WRAPPER: Final = """
+def {name}(*_positional, **_arguments):
     if _positional:
-        raise TypeError('{{name}}() takes keyword arguments only')
-    async def {{name}}():
-        {UNAWAITED}['{{name}}'] -= 1
+        raise TypeError('{name}() takes keyword arguments only')
+    async def {name}():
+        {unawaited}['{name}'] -= 1
         _sent = _json.dumps(_arguments)
-        return _json.loads(await _call({{exposed}}, _sent))
-    {UNAWAITED}['{{name}}'] = {UNAWAITED}.get('{{name}}', 0) + 1
-    return {{name}}()
+        return _json.loads({call}({exposed}, _sent))
+    {unawaited}['{name}'] = {unawaited}.get('{name}', 0) + 1
+    return {name}()
 """
 
 _OWN_FRAME: Final = re.compile(r'  File "<python-input-0>", line \d+, in (\w+)\n')
@@ -144,7 +153,7 @@ class AnswerCall(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     failure: str | None = None
 
 
-class LeaveScript(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+class CancelScript(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """End a script at the next point where it waits."""
 
     script: int
@@ -156,7 +165,7 @@ class PrepareSpare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     cpu_seconds: float
 
 
-SandboxRequest: TypeAlias = StartScript | AnswerCall | LeaveScript | PrepareSpare
+SandboxRequest: TypeAlias = StartScript | AnswerCall | CancelScript | PrepareSpare
 
 
 class ScriptCall(msgspec.Struct, frozen=True, array_like=True):
@@ -180,9 +189,9 @@ class ScriptStop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     state: bytes | None
 
 
-EndKind: TypeAlias = Literal["returned", "refused", "failed", "limit", "crashed", "left"]
+EndKind: TypeAlias = Literal["returned", "refused", "failed", "limit", "crashed", "cancelled"]
 """How a script ended. `refused`: it did not start, because its types or its syntax are wrong. `failed`: an exception.
-`limit`: it reached a limit. `crashed`: its worker died. `left`: the hub stopped it, to continue it later."""
+`limit`: it reached a limit. `crashed`: its worker died. `cancelled`: the hub has ended it, or leaves it to the next."""
 
 
 class ScriptEnd(msgspec.Struct, frozen=True, array_like=True, tag="end"):
@@ -329,7 +338,7 @@ class Workers:
 
 
 class ScriptThread:
-    """One running script. `answer` and `leave` are called from the main thread, everything else from its own."""
+    """One running script. `answer` and `cancel` are called from the main thread, everything else from its own."""
 
     def __init__(
         self, workers: Workers, number: int, source: ScriptSource, respond: Callable[[SandboxResponse], None]
@@ -346,15 +355,15 @@ class ScriptThread:
         self._calls_bytes = 0
         self._count = source.count
         self._slept = 0.0
-        self._left = threading.Event()
+        self._cancelled = threading.Event()
 
     def answer(self, answer: AnswerCall) -> None:
         """Answer a call that the script waits for."""
         self._answers.put(answer)
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Stop at the next point where the script waits."""
-        self._left.set()
+        self._cancelled.set()
         self._answers.put(None)
 
     def run(self) -> None:
@@ -375,6 +384,8 @@ class ScriptThread:
     def _run(self, worker: Monty) -> ScriptEnd:
         import pydantic_monty as monty  # noqa: PLC0415 - an optional library
 
+        if self._source.state is None and (errors := unsupported(self._source.code)):
+            return self._end("refused", message="\n".join(errors))
         try:
             # It is not returned to its pool: that ends with it.
             session = worker.checkout(**self._checkout()).__enter__()
@@ -411,8 +422,11 @@ class ScriptThread:
         import pydantic_monty as monty  # noqa: PLC0415 - as in `_run`
 
         step: SyncSnapshot
+        is_known = self._source.state is not None
+        """The hub knows the call at which the script continues."""
         if self._source.state is None:
-            session.feed_run(prelude({each.name: each.exposed for each in self._source.tools}), skip_type_check=True)
+            tools = {each.name: each.exposed for each in self._source.tools}
+            session.feed_run(prelude(tools, self._source.code), skip_type_check=True)
             step = self._start(session)
         else:
             step = session.load_snapshot(self._source.state, print_callback=self._print)
@@ -423,12 +437,17 @@ class ScriptThread:
                 case monty.FunctionSnapshot():
                     if step.is_os_function:
                         step = self._os_call(step)
-                    elif step.function_name == CALL and (refused := self._add_call(step.call_id, step.args)) is None:
-                        step = step.resume({"future": ...})
-                    elif step.function_name == CALL:
-                        step = step.resume({"exc_type": "RuntimeError", "message": refused or ""})
-                    else:
+                    elif step.function_name not in (CALL, CALL_AND_WAIT):
                         step = step.resume({"exc_type": "NameError", "message": f"name {step.function_name!r}"})
+                    elif not is_known and (refused := self._add_call(step.call_id, step.args)) is not None:
+                        step = step.resume({"exc_type": "RuntimeError", "message": refused})
+                    elif step.function_name == CALL:
+                        step = step.resume({"future": ...})
+                    else:
+                        answers = self._wait((step.call_id,), step.dump)
+                        if isinstance(answers, ScriptEnd):
+                            return answers
+                        step = step.resume(answers[step.call_id])
                 case monty.NameLookupSnapshot():
                     step = step.resume()
                 case monty.FutureSnapshot():
@@ -436,6 +455,7 @@ class ScriptThread:
                     if isinstance(answers, ScriptEnd):
                         return answers
                     step = step.resume(answers)
+            is_known = False
 
     def _start(self, session: MontySession) -> SyncSnapshot:
         """Check the script's types and start it. Only errors refuse it, such as a wrong argument; warnings do not."""
@@ -464,7 +484,7 @@ class ScriptThread:
         if step.function_name == ASYNC_SLEEP:
             self._calls.append(ScriptCall(step.call_id, "", repr(float(seconds))))
             return step.resume({"future": ...})
-        self._left.wait(seconds)
+        self._cancelled.wait(seconds)
         return step.resume({"return_value": None})
 
     def _add_call(self, id: int, given: tuple[Any, ...]) -> str | None:
@@ -496,7 +516,7 @@ class ScriptThread:
         while not answers or not self._answers.empty():
             answer = self._answers.get()
             if answer is None:
-                return self._end("left")
+                return self._end("cancelled")
             if answer.call in pending:
                 answers[answer.call] = _resumed(answer)
         return answers
@@ -505,7 +525,7 @@ class ScriptThread:
         """Keep what the script prints, up to the limit; the rest is dropped and said to be."""
         room = self._settings.output_bytes - self._printed_bytes
         if room < 0:  # it was cut
-            self._left.wait(DROPPED_SECONDS)
+            self._cancelled.wait(DROPPED_SECONDS)
             return
         written = text.encode("utf-8", "replace")
         self._printed_bytes += len(written)
@@ -546,15 +566,21 @@ class ScriptThread:
             seconds = self._settings.cpu_seconds
             words = words.replace(f"TimeoutError: {inner}", f"The script computed longer than {seconds:g} s")
             words += " ([code] cpu_seconds). Time in which it waits for calls does not count."
+        if NO_KEYWORDS in words:
+            words += f"\n{GATHER_ADVICE}"
         return self._end(kind, message=_cut(words))
 
     def _end(self, kind: EndKind, *, result: str = "", message: str = "") -> ScriptEnd:
         return ScriptEnd(self._number, kind, "".join(self._printed), result, message)
 
 
-def prelude(tools: Mapping[str, str]) -> str:
+def prelude(tools: Mapping[str, str], code: str) -> str:
     """What a script finds before it starts: a function for each tool that it names."""
-    written = (_WRAPPER.format(name=name, exposed=ascii(exposed)) for name, exposed in tools.items())
+    call = f"await {CALL}" if GATHER in words_in(code) else CALL_AND_WAIT
+    written = (
+        _WRAPPER.format(name=name, exposed=ascii(exposed), call=call, unawaited=UNAWAITED)
+        for name, exposed in tools.items()
+    )
     return PRELUDE + "".join(written)
 
 
@@ -686,9 +712,9 @@ class SandboxProcess:
                 case AnswerCall(number) as answer:
                     if (running := self._scripts.get(number)) is not None:
                         running.answer(answer)
-                case LeaveScript(number):
+                case CancelScript(number):
                     if (running := self._scripts.get(number)) is not None:
-                        running.leave()
+                        running.cancel()
                 case PrepareSpare(cpu_seconds):
                     self._workers.prepare(cpu_seconds)
 

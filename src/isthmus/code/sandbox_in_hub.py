@@ -21,7 +21,7 @@ import structlog
 from isthmus.code.sandbox_in_child import (
     LENGTH_BYTES,
     AnswerCall,
-    LeaveScript,
+    CancelScript,
     PrepareSpare,
     SandboxRequest,
     SandboxResponse,
@@ -212,9 +212,9 @@ class SandboxedScript:
         else:
             self._sandbox.send(AnswerCall(self._number, call, answer))
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """End the script at the next point where it waits."""
-        self._sandbox.send(LeaveScript(self._number))
+        self._sandbox.send(CancelScript(self._number))
 
 
 def _log_stderr(data: bytes) -> None:

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -38,6 +37,17 @@ from isthmus.code.sandbox_in_hub import (
     is_installed,
     library_version,
 )
+from isthmus.code.script_record import (
+    ScriptProgress,
+    ScriptRecord,
+    ScriptStore,
+    SealedState,
+    StoredCall,
+    first_document,
+    new_progress,
+    prune,
+)
+from isthmus.code.script_schedule import CallerKey, ScriptSchedule
 from isthmus.code.settings import CodeSettings
 from isthmus.code.signatures import SCHEMA_BYTES_MAX, python_names, signatures, words_in
 from isthmus.core.background import BackgroundTasks
@@ -47,7 +57,7 @@ from isthmus.core.catalog.view import View
 from isthmus.core.journal import Document, Journal, WriteResult
 from isthmus.core.ports import Exchange, HoldableExchange, RetractingExchange, Sealer
 from isthmus.core.tasks.engine import TaskExchange
-from isthmus.core.tasks.live_task import Report, TaskListener, tombstone
+from isthmus.core.tasks.live_task import Report, TaskListener
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
@@ -71,10 +81,6 @@ from isthmus.wire.jsonrpc import Malformed, decode_object, object_members
 
 log = structlog.get_logger(__name__)
 
-SCRIPT = "script"
-STATE = "script.state"
-"""The `Document.kind` of a durable script's record, and of the sealed state of its sandbox."""
-
 SCRIPTS = ServerName("run_code")
 """What scripts are called where faults name a server."""
 
@@ -95,22 +101,13 @@ SIGNATURES_MAX = 100
 LOST = "lost: The hub stopped while the call was running, and it is unknown how far it got (executed: unknown)"
 """What a script learns of a call that an earlier hub sent."""
 
-PRUNED_SECONDS = 31 * 24 * 3600.0
-"""No script waits that long for a person: what is older belongs to none."""
-
 TOOL_ERROR_LENGTH_MAX = 2_000
 
-RESTING_MAX = 32
-RESTING_OF_CALLER_MAX = 8
-"""How many scripts that wait for people keep their processes without counting as `[code] workers`: in all, and of one
-caller. Others keep their places while they wait."""
+OUTCOME_SECONDS = 0.002
+"""How long the outcome of a call waits for the script's next stop, to be written with it in one transaction."""
 
 LINES_MAX = 20
 """How many lines of a script a request for approval names."""
-
-
-CallerKey: TypeAlias = tuple[str, str]
-"""A caller's tenant and name."""
 
 
 class ScriptRequest(msgspec.Struct, frozen=True):
@@ -157,55 +154,11 @@ def request_of(call: Call, code: str, timeout: float | None) -> ScriptRequest:
     )
 
 
-class StoredCall(msgspec.Struct, omit_defaults=True):
-    """A call that a durable script waits for."""
-
-    id: int
-    tool: str
-    arguments: str
-    is_sent: bool = False
-    """It may have reached its server, unless it is held."""
-    is_held: bool = False
-    """It waits for approval, and was not sent: the next hub asks for the same approval."""
-    answer: str | None = None
-    failure: str | None = None
-
-    @property
-    def known(self) -> CallAnswer | None:
-        """The answer, if there is one."""
-        if self.failure is not None:
-            return ToolFailure(self.failure)
-        return self.answer
-
-
-class ScriptRecord(msgspec.Struct, omit_defaults=True):
-    """What is stored of a durable script besides its state."""
-
-    code: str
-    deadline: float
-    surface: Surface
-    session: str = ""
-    client_caps: ClientCapabilities = NO_CAPABILITIES
-    frontend: str = ""
-    library: str = ""
-    """The version that wrote the state; empty before the first call."""
-    printed: str = ""
-    count: int = 0
-    left: float = 0.0
-    """Seconds until the deadline when the script began to wait for a person; 0 if it does not wait."""
-    calls: list[StoredCall] = []
-    state_version: int = 0
-
-
-_decode_record = msgspec.json.Decoder(ScriptRecord).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class SealedState(msgspec.Struct, frozen=True):
-    """The encrypted state of a sandbox, and the version of its document."""
-
-    version: int
-    text: bytes
+def _do_nothing() -> None:
+    """For writes that nothing waits for."""
 
 
 class ApprovalNotice(msgspec.Struct, frozen=True):
@@ -266,26 +219,14 @@ class Scripts:
         self.journal = journal
         self.settings = settings
         self.loop = asyncio.get_running_loop()
+        self.schedule: ScriptSchedule[RunningScript] = ScriptSchedule(settings.workers)
         self._sealer_of = sealer
         self._sealer: Sealer | None = None
         self.sandbox = Sandbox(background, environment)
-        self._running: set[RunningScript] = set()
-        self._mine: Counter[CallerKey] = Counter()
-        """How many of them each caller has."""
-        self._resting: set[RunningScript] = set()
-        """Scripts that wait for people and have given their places back; they keep their processes."""
-        self._waiting: OrderedDict[CallerKey, OrderedDict[RunningScript, None]] = OrderedDict()
-        """Scripts that wait for a worker, by caller; callers take turns."""
-        self._waiting_count = 0
         self._tools: OrderedDict[int, ScriptTools] = OrderedDict()
-        self._starting: dict[RunningScript, None] = {}
-        """Scripts with calls to start; they take turns."""
-        self._has_turn = False
-        """A call was started in this turn of the event loop."""
         self._is_closed = False
-        self._left: list[RunningScript] = []
-        """Scripts that were left to the next hub."""
-        self.left_changed = asyncio.Event()
+        self._handed_over: list[RunningScript] = []
+        self.calls_changed = asyncio.Event()
         """A call of a script has ended, waits for a person, or was stored."""
 
     # -- what a model sees -----------------------------------------------------------------------------------------
@@ -338,21 +279,15 @@ class Scripts:
             len(code) > self.settings.script_bytes or len(code.encode("utf-8", "replace")) > self.settings.script_bytes
         ):
             script.refuse(f"The script is longer than [code] script_bytes: {self.settings.script_bytes}")
-        elif self._waiting_count >= self.settings.queued and not script.is_durable:
-            script.finish(Overloaded(SCRIPTS, len(self._running), self._waiting_count))
+        elif self.schedule.queued_count >= self.settings.queued and not script.is_durable:
+            script.finish(Overloaded(SCRIPTS, self.schedule.running_count, self.schedule.queued_count))
         else:
-            self._waiting.setdefault(script.owner, OrderedDict())[script] = None
-            self._waiting_count += 1
-            self._start_next()
+            self.schedule.add(script)
         return script
 
     async def prune(self) -> None:
         """Delete what a crash left of scripts that have ended."""
-        before = self.now() - PRUNED_SECONDS - self.settings.seconds
-        with suppress(OSError):
-            for kind in (SCRIPT, STATE):
-                while await self.journal.prune(kind, ("",), before=before, limit=100) == 100:
-                    pass
+        await prune(self.journal, self.now() - self.settings.seconds)
 
     def task(self, call: Call, code: str, timeout: float | None) -> ScriptTask:
         """A durable script as the work of a task; its calls are made like this one."""
@@ -376,93 +311,7 @@ class Scripts:
             request.client_caps,
             request.frontend,
         )
-        return Document(SCRIPT, owner, request.id, 1, self.now(), _encode(record))
-
-    def _start_next(self) -> None:
-        """Start those scripts that wait and have a worker now; callers take turns."""
-        share = max(1, self.settings.workers // 2)
-        while len(self._running) < self.settings.workers:
-            owner = next((each for each in self._waiting if self._mine[each] < share), None)
-            if owner is None:
-                return
-            script = next(iter(self._waiting[owner]))
-            self._unqueue(script)
-            if owner in self._waiting:
-                self._waiting.move_to_end(owner)
-            self._running.add(script)
-            self._mine[owner] += 1
-            self.background.spawn(f"script {script.request.id}", script.run(), on_crash=script.crashed)
-
-    def _unqueue(self, script: RunningScript) -> None:
-        waiting = self._waiting.get(script.owner)
-        if waiting is not None and script in waiting:
-            del waiting[script]
-            self._waiting_count -= 1
-            if not waiting:
-                del self._waiting[script.owner]
-
-    def released(self, script: RunningScript) -> None:
-        """A script needs its worker no longer."""
-        self._unqueue(script)
-        if script in self._running:
-            self._give_back(script)
-        elif script in self._resting:
-            self._resting.discard(script)
-            self._rest_others()
-        if not self._is_closed:
-            self._start_next()
-
-    def start_calls(self, script: RunningScript) -> None:
-        """Have the calls of a script started: one call of one script in each turn of the event loop.
-
-        So what other callers send is read after each, however many calls scripts make at once.
-        """
-        self._starting[script] = None
-        if not self._has_turn:
-            self._start_one_call()
-
-    def _start_one_call(self) -> None:
-        self._has_turn = bool(self._starting)
-        if self._starting:
-            self.loop.call_soon(self._start_one_call)
-            script = next(iter(self._starting))
-            del self._starting[script]
-            script.start_one_call()
-
-    def _give_back(self, script: RunningScript) -> None:
-        self._running.discard(script)
-        self._mine[script.owner] -= 1
-        if not self._mine[script.owner]:
-            del self._mine[script.owner]
-
-    def rest_or_go_on(self, script: RunningScript) -> None:
-        """A script that waits for people gives its place to another; one that goes on takes a place, free or not."""
-        if script in self._resting and not script.waits_for_people:
-            self._resting.discard(script)
-            self._running.add(script)
-            self._mine[script.owner] += 1
-            self._rest_others()
-        elif script in self._running and script.waits_for_people and self._may_rest(script):
-            self._give_back(script)
-            self._resting.add(script)
-        else:
-            return
-        if not self._is_closed:
-            self._start_next()
-
-    def _may_rest(self, script: RunningScript) -> bool:
-        own = sum(each.owner == script.owner for each in self._resting)
-        return len(self._resting) < RESTING_MAX and own < RESTING_OF_CALLER_MAX
-
-    def _rest_others(self) -> None:
-        """One rests no longer: another that waits for people may have found no room."""
-        for script in [each for each in self._running if each.waits_for_people]:
-            if self._may_rest(script):
-                self._give_back(script)
-                self._resting.add(script)
-
-    def _all(self) -> list[RunningScript]:
-        return [*self._running, *self._resting, *(script for waiting in self._waiting.values() for script in waiting)]
+        return first_document(owner, request.id, self.now(), record)
 
     @property
     def sealer(self) -> Sealer:
@@ -474,25 +323,27 @@ class Scripts:
     def change(self, settings: CodeSettings) -> None:
         """Apply other settings; scripts that run keep theirs."""
         self.settings = settings
+        self.schedule.slots = settings.workers
 
-    def leave_durable(self) -> None:
-        """Leave the durable scripts to the next hub: they make no more calls. See `wait_left`."""
+    def hand_over_durable(self) -> None:
+        """Leave the durable scripts to the next hub: they make no more calls. See `wait_handed_over`."""
         self._is_closed = True
-        for script in self._all():
+        self.schedule.close()
+        for script in self.schedule.all():
             if script.is_durable and not script.is_done():
-                self._left.append(script)
-                script.leave()
+                self._handed_over.append(script)
+                script.hand_over()
 
-    async def wait_left(self) -> None:
-        """Wait for the running calls of the scripts that were left: the next hub needs their outcomes."""
-        while any(script.waits_for_servers for script in self._left):
-            self.left_changed.clear()
-            await self.left_changed.wait()
+    async def wait_handed_over(self) -> None:
+        """Wait for the running calls of the scripts that were handed over: the next hub needs their outcomes."""
+        while any(script.has_running_calls for script in self._handed_over):
+            self.calls_changed.clear()
+            await self.calls_changed.wait()
 
     def close(self) -> None:
         """End everything."""
-        self.leave_durable()
-        for script in self._all():
+        self.hand_over_durable()
+        for script in self.schedule.all():
             script.cancel("the hub is shutting down")
 
 
@@ -500,52 +351,61 @@ class RunningScript:
     """One script; see `core.tasks.live_task.RunningWork`. Its methods are called on the event loop."""
 
     def __init__(self, scripts: Scripts, request: ScriptRequest, exchange: Exchange, owner: str) -> None:
+        """`owner` is the task's owner if the script is durable, otherwise empty."""
         self._scripts = scripts
         self._settings = scripts.settings
         self._loop = scripts.loop
         self._exchange = exchange
         self.request = request if request.id else msgspec.structs.replace(request, id=secrets.token_hex(8))
-        self._owner = owner
         self.outcome: Outcome | None = None
         self._sandboxed: SandboxedScript | None = None
-        self._is_left = False
+        self.is_task = False
+        """No call of the hub has its result, so the script itself has it cut."""
+        self._names: Mapping[str, str] = {}
+        """The tools that the script names, by their Python names."""
+        self._lines: dict[str, tuple[int, ...]] = {}
+        """The lines that name a tool, by its exposed name."""
+        # -- its calls
+        self._calls: dict[int, StoredCall] = {}
+        """The calls that the script waits for."""
+        self._sent = 0
+        """How many calls were started in all, or will be."""
+        self._storing = 0
+        """How many of them are being stored as sent."""
+        self._starting: deque[StoredCall] = deque()
+        """Those that are stored as sent, and wait for their turn."""
+        self._inflight: dict[int, InFlight] = {}
+        """Those that run."""
+        self._not_run = 0
+        """How many of them ended, and certainly did not run."""
+        self._printed = ""
+        """What it had printed at its last stop."""
+        # -- its clock
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._time_limit = ""
         """How long it may take, in words."""
-        self._left = 0.0
-        """The seconds that it had left when its clock stopped."""
-        self._calls: dict[int, StoredCall] = {}
-        """The calls that the script waits for."""
-        self._inflight: dict[int, InFlight] = {}
-        self._starting: deque[StoredCall] = deque()
-        """Calls that are stored as sent, and wait for their turn."""
-        self._storing = 0
-        """How many calls are being stored as sent."""
-        self._sent = 0
-        """How many calls were started in all, or will be."""
-        self._record: ScriptRecord | None = None
-        """What is stored, if it is durable."""
-        self._version = 0
-        self._states = 0
-        """How many states were stored."""
-        self._is_restored = False
-        self._printed = ""
-        """What it had printed at its last stop."""
-        """It continues, and has not got the answers that an earlier hub stored."""
         self._paused: dict[object, StoredCall] = {}
-        """What people are asked, and for which calls: that time is not the script's."""
-        self._not_run = 0
-        """How many of the started calls ended, and certainly did not run."""
-        self._names: Mapping[str, str] = {}
-        """The tools that the script names, by their Python names."""
-        self._lines: dict[str, tuple[int, ...]] = {}
+        """What people are asked, and for which calls: the clock stands still meanwhile."""
+        self._seconds_left = 0.0
+        """How much time it had when its clock stopped."""
         self._held: dict[int, Question] = {}
         """What the calls that wait for approval show."""
-        self.is_task = False
-        """No call of the hub has its result, so the script itself has it cut."""
-        self.on_left: Callable[[], None] | None = None
-        """Called when a durable script is left to the next hub."""
+        # -- what is stored of a durable script
+        self._store: ScriptStore | None = None
+        if owner:
+            self._store = ScriptStore(scripts.journal, lambda: scripts.sealer, owner, self.request.id)
+        self._progress: ScriptProgress | None = None
+        """What is stored, once it has been loaded."""
+        self._sealing: deque[tuple[ScriptStop, asyncio.Future[SealedState]]] = deque()
+        """Stops whose states are encrypted on threads; they are stored in their order."""
+        self._outcome_timer: asyncio.TimerHandle | None = None
+        """Stores outcomes if the script does not stop soon."""
+        self._is_restored = False
+        """It continues, and has not got the answers that an earlier hub stored."""
+        self._is_handed_over = False
+        self.on_handed_over: Callable[[], None] | None = None
+        """Called when the script is left to the next hub."""
 
     @property
     def owner(self) -> CallerKey:
@@ -558,31 +418,35 @@ class RunningScript:
         return self._executed() != "no"
 
     @property
-    def waits_for_people(self) -> bool:
+    def is_blocked_on_people(self) -> bool:
         """Whether it can do nothing before a person answers: so do all calls that it has sent."""
         asking = {each.id for each in self._paused.values()}
         waiting = (call.known is None and (call.id in asking or not call.is_sent) for call in self._calls.values())
         return bool(asking) and all(waiting) and not self.is_done()
 
     @property
-    def waits_for_servers(self) -> bool:
+    def has_running_calls(self) -> bool:
         """Whether a call of it runs that may end without a person's answer, or is being stored as sent."""
         return self._storing > 0 or not self._inflight.keys() <= {each.id for each in self._paused.values()}
 
     @property
     def is_durable(self) -> bool:
         """Whether it continues after a crash of the hub."""
-        return bool(self._owner)
+        return self._store is not None
 
     def is_done(self) -> bool:
         """Whether it has ended, or was left to the next hub."""
-        return self.outcome is not None or self._is_left
+        return self.outcome is not None or self._is_handed_over
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Start, or continue, the script in a worker."""
-        state = await self._load() if self.is_durable else None
+    def start_worker(self) -> None:
+        """See `ScheduledScript`."""
+        self._scripts.background.spawn(f"script {self.request.id}", self._run(), on_crash=self._crashed)
+
+    async def _run(self) -> None:
+        """Start the script in a worker, or continue it there."""
+        state = None if self._store is None else await self._load(self._store)
         if self.is_done():
             return
         request, scripts = self.request, self._scripts
@@ -591,9 +455,9 @@ class RunningScript:
         self._time_limit = f"it had {seconds:g} s, {'[code] seconds' if seconds == most else 'the timeout of the call'}"
         if state is not None:  # it may have had a timeout
             self._time_limit = f"[code] seconds is {most:g}, and the call may have had a timeout"
-        if self._record is not None:
-            seconds = self._record.left or self._record.deadline - scripts.now()
-            self._record.deadline, self._record.left = scripts.now() + seconds, 0.0
+        if self._progress is not None:
+            seconds = self._progress.seconds_left or self._progress.deadline - scripts.now()
+            self._progress.deadline, self._progress.seconds_left = scripts.now() + seconds, 0.0
         self._set_timer(seconds)
         view = await scripts.hub.view_for(request.caller, request.surface, request.client_caps)
         if self.is_done():
@@ -606,8 +470,8 @@ class RunningScript:
             tools.sources(used),
             self._settings,
             state,
-            "" if self._record is None else self._record.printed,
-            0 if self._record is None else self._record.count,
+            self._printed,
+            self._sent,
             self.is_durable,
         )
         try:
@@ -615,23 +479,23 @@ class RunningScript:
         except SpawnFailed as error:
             self.refuse(f"The sandbox did not start: {error}", ScriptEnd(0, "crashed"))
         if self._sandboxed is not None and self.is_done():
-            self._sandboxed.leave()
+            self._sandboxed.cancel()
 
-    async def _load(self) -> bytes | None:
-        """Read what an earlier hub stored; None if the script has made no call."""
-        scripts, id = self._scripts, self.request.id
+    async def _load(self, store: ScriptStore) -> bytes | None:
+        """Read what an earlier hub stored; None if the script has made no call, or cannot continue."""
         try:
-            document = await scripts.journal.read(SCRIPT, self._owner, id)
-            stored = await scripts.journal.read(STATE, self._owner, id)
+            loaded = await store.load()
         except OSError as error:
             self.finish(NotWritten(f"The state of the script could not be read: {error}", executed="unknown"))
             return None
-        if document is None or document.body is None:
+        except msgspec.MsgspecError:
+            self._refuse_to_continue("another version of Isthmus stored it")
+            return None
+        if loaded is None:
             self.finish(NotWritten("The state of the script is not in the journal", executed="unknown"))
             return None
-        self._record = record = _decode_record(document.body)
-        self._version = document.version
-        self._printed = record.printed
+        record, progress = loaded.record, loaded.progress
+        self._progress = progress or new_progress(record.deadline)
         self.request = msgspec.structs.replace(
             self.request,
             code=record.code,
@@ -640,17 +504,26 @@ class RunningScript:
             client_caps=record.client_caps,
             frontend=record.frontend,
         )
-        if not record.state_version:
+        if progress is None:
             return None
-        if record.library != library_version():
-            said = f"version {record.library} wrote the state of the script, and {library_version()} is installed"
-            said = f"The script cannot continue: {said} (pydantic-monty). Calls that it made are not undone."
-            self.refuse(said, ScriptEnd(0, "crashed", self._printed))
-            return None
-        self._calls = {call.id: call for call in record.calls}
-        self._sent = record.count
+        self._printed = progress.printed
+        self._restore_calls(progress)
+        if progress.library != library_version():
+            said = f"version {progress.library} of pydantic-monty wrote its state, and {library_version()} is installed"
+            self._refuse_to_continue(said)
+        elif loaded.state is None:
+            self._refuse_to_continue("its stored state is missing or was changed")
+        return loaded.state
+
+    def _refuse_to_continue(self, why: str) -> None:
+        said = f"The script cannot continue: {why}. Calls that it made are not undone."
+        self.refuse(said, ScriptEnd(0, "crashed", self._printed))
+
+    def _restore_calls(self, progress: ScriptProgress) -> None:
+        """Take over the calls of an earlier hub: what was sent and has no outcome is not sent again."""
+        self._calls = {call.id: call for call in progress.calls}
+        self._sent = progress.count
         self._is_restored = True
-        self._states = record.state_version
         for call in self._calls.values():
             if call.is_held:
                 call.is_sent = call.is_held = False  # the next request finds the same approval
@@ -659,17 +532,8 @@ class RunningScript:
                 call.failure = LOST
             elif not call.tool:
                 call.is_sent = False  # it sleeps again
-        sealed = b"" if stored is None else stored.body or b""
-        state = scripts.sealer.open(sealed.decode("ascii", "replace"), self._bound_to(record.state_version))
-        if state is None:
-            said = "The script cannot continue: its stored state is missing or was changed."
-            self.refuse(said, ScriptEnd(0, "crashed", self._printed))
-        return state
 
-    def _bound_to(self, version: int) -> bytes:
-        return f"{self._owner}\n{self.request.id}\n{version}".encode("utf-8", "surrogatepass")
-
-    def crashed(self, error: BaseException) -> None:
+    def _crashed(self, error: BaseException) -> None:
         """A defect of the hub ended `run`."""
         self.finish(NotWritten(f"The script could not be started: {type(error).__name__}", executed="unknown"))
 
@@ -677,24 +541,25 @@ class RunningScript:
 
     def stopped(self, at: ScriptStop) -> None:
         """See `ScriptHost`."""
-        if at.state is None or self.is_done():
+        if at.state is None or self._store is None or self.is_done():
             self._on_stopped(at, None)
             return
-        self._states += 1
-        seal = partial(self._sealed, at.state, self._states)
-        if len(at.state) <= SEALED_HERE_BYTES:
+        seal = self._store.sealing(at.state)
+        if len(at.state) <= SEALED_HERE_BYTES and not self._sealing:
             self._on_stopped(at, seal())
         else:
-            sealing = self._loop.run_in_executor(None, seal)
-            sealing.add_done_callback(lambda done: self._on_stopped(at, done.result()))
+            self._sealing.append((at, sealing := self._loop.run_in_executor(None, seal)))
+            sealing.add_done_callback(lambda _: self._on_sealed())
 
-    def _sealed(self, state: bytes, version: int) -> SealedState:
-        return SealedState(version, self._scripts.sealer.seal(state, self._bound_to(version)).encode())
+    def _on_sealed(self) -> None:
+        while self._sealing and self._sealing[0][1].done():
+            at, sealed = self._sealing.popleft()
+            self._on_stopped(at, sealed.result())
 
     def ended(self, end: ScriptEnd) -> None:
         """See `ScriptHost`."""
         self._sandboxed = None
-        self._scripts.released(self)
+        self._scripts.schedule.remove(self)
         if self.is_done():
             return
         if end.kind == "returned":
@@ -711,10 +576,7 @@ class RunningScript:
         new = {call.id: StoredCall(call.id, call.tool, call.arguments) for call in at.calls}
         self._calls = {**waiting, **new}
         self._printed = at.printed
-        if self._record is not None:
-            self._record.printed = at.printed
-            self._record.library = library_version()
-        self._rest_or_go_on()
+        self._update_schedule()
         self._send_next(sealed)
         if self._is_restored and self._sandboxed is not None:
             self._is_restored = False
@@ -732,7 +594,7 @@ class RunningScript:
         chosen += [call for call in unsent if not call.tool]
         for call in chosen:
             call.is_sent = True
-        self._store(sealed, partial(self._send, chosen))
+        self._write(sealed, partial(self._send, chosen))
 
     def _send(self, chosen: Sequence[StoredCall]) -> None:
         """Have these calls started, which are stored as sent."""
@@ -745,10 +607,10 @@ class RunningScript:
             else:
                 self._loop.call_later(float(call.arguments), self._answer, call, SLEPT)
         if self.is_done():
-            self._unsend()
-            self._scripts.left_changed.set()
+            self._drop_unstarted()
+            self._scripts.calls_changed.set()
         elif self._starting:
-            self._scripts.start_calls(self)
+            self._scripts.schedule.start_calls(self)
 
     def start_one_call(self) -> None:
         """Start the call whose turn it is, and wait for another turn if there are more."""
@@ -756,7 +618,7 @@ class RunningScript:
             return
         call = self._starting.popleft()
         if self._starting:
-            self._scripts.start_calls(self)
+            self._scripts.schedule.start_calls(self)
         made = self._make_call(call)
         if isinstance(made, ToolFailure):
             self._not_run += 1
@@ -766,7 +628,7 @@ class RunningScript:
             if inflight.outcome is None:
                 self._inflight[call.id] = inflight
 
-    def _unsend(self) -> None:
+    def _drop_unstarted(self) -> None:
         """The script is over: calls that wait for their turn are not sent, which the next hub must know."""
         if not self._starting:
             return
@@ -774,8 +636,8 @@ class RunningScript:
             call.is_sent = False
         self._sent -= len(self._starting)
         self._starting.clear()
-        if self._is_left:
-            self._store(None, lambda: None)
+        if self._is_handed_over:
+            self._write(None, _do_nothing)
 
     @property
     def _made(self) -> int:
@@ -825,13 +687,13 @@ class RunningScript:
         is_decided = isinstance(outcome, Fault) and outcome.approval is not None
         self._not_run += is_not_run
         self.released(call)
-        if self._is_left and is_not_run and not is_decided:  # the next hub sends it
+        if self._is_handed_over and is_not_run and not is_decided:  # the next hub sends it
             call.is_sent = False
             self._sent -= 1
-            self._store(None, lambda: None)
+            self._write(None, _do_nothing)
         elif self.outcome is None:
             self._answer(call, answer_of(outcome, self._settings.result_bytes))
-        self._scripts.left_changed.set()
+        self._scripts.calls_changed.set()
 
     def _answer(self, call: StoredCall, answer: CallAnswer) -> None:
         if self.outcome is not None:
@@ -840,13 +702,15 @@ class RunningScript:
             call.failure = answer.message
         else:
             call.answer = answer
-        self._rest_or_go_on()
-        if self._sandboxed is not None and not self._is_left:
+        self._update_schedule()
+        if self._sandboxed is not None and not self._is_handed_over:
             self._sandboxed.answer(call.id, answer)
-        if self._is_left:
-            self._store(None, lambda: None)
-        elif self.is_durable or any(not each.is_sent for each in self._calls.values()):
+        if self._is_handed_over:
+            self._write(None, _do_nothing)
+        elif any(not each.is_sent for each in self._calls.values()):
             self._send_next()
+        elif self.is_durable and self._outcome_timer is None:
+            self._outcome_timer = self._loop.call_later(OUTCOME_SECONDS, self._write, None, _do_nothing)
 
     # -- waiting for people ------------------------------------------------------------------------------------------
 
@@ -861,31 +725,31 @@ class RunningScript:
         """
         if self._timer is not None and not self._paused:
             self._timer.cancel()
-            self._left = max(self._due - self._loop.time(), 1.0)
-            if self._record is not None:
-                self._record.left = self._left
+            self._seconds_left = max(self._due - self._loop.time(), 1.0)
+            if self._progress is not None:
+                self._progress.seconds_left = self._seconds_left
         inflight = self._inflight.get(call.id)
         # A call of a fleet was sent, although one of its members may wait for approval.
         call.is_held = inflight is not None and inflight.is_held
         self._paused[reason] = call
-        self._scripts.left_changed.set()
-        self._rest_or_go_on()
-        self._store(None, lambda: None)
+        self._scripts.calls_changed.set()
+        self._update_schedule()
+        self._write(None, _do_nothing)
 
     def unpause(self, reason: object) -> None:
         """Let the clock run again once nobody is asked anything."""
         if self._paused.pop(reason, None) is None or self.is_done():
             return
-        self._scripts.rest_or_go_on(self)
+        self._scripts.schedule.update(self)
         if self._paused:
             return
-        self._set_timer(self._left)
-        if self._record is not None:
-            self._record.deadline, self._record.left = self._scripts.now() + self._left, 0.0
+        self._set_timer(self._seconds_left)
+        if self._progress is not None:
+            self._progress.deadline, self._progress.seconds_left = self._scripts.now() + self._seconds_left, 0.0
 
-    def _rest_or_go_on(self) -> None:
+    def _update_schedule(self) -> None:
         if self._paused:
-            self._scripts.rest_or_go_on(self)
+            self._scripts.schedule.update(self)
 
     def held(self, call: StoredCall, notice: Question) -> None:
         """A call waits for an operator's approval."""
@@ -908,29 +772,27 @@ class RunningScript:
 
     def may_send(self, call: StoredCall, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
         """Whether a call may be sent now; otherwise `send` is called once it is stored that it may have been sent."""
-        if not call.is_held or self._record is None:
+        if not call.is_held or not self.is_durable:
             return True
         call.is_held = False
-        self._store(None, partial(send, inflight))
+        self._write(None, partial(send, inflight))
         return False
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _store(self, sealed: SealedState | None, then: Callable[[], None]) -> None:
+    def _write(self, state: SealedState | None, then: Callable[[], None]) -> None:
         """Store where a durable script is, then call `then`; of others nothing is stored."""
-        record = self._record
-        if record is None:
+        store, progress = self._store, self._progress
+        if store is None or progress is None:
             then()
             return
-        at, id, documents = self._scripts.now(), self.request.id, []
-        if sealed is not None:
-            record.state_version = sealed.version
-            documents.append(Document(STATE, self._owner, id, sealed.version, at, sealed.text))
-        record.calls = list(self._calls.values())
-        record.count = self._sent
-        self._version += 1
-        documents.append(Document(SCRIPT, self._owner, id, self._version, at, _encode(record)))
-        self._scripts.journal.write(documents, partial(self._on_stored, then))
+        if self._outcome_timer is not None:
+            self._outcome_timer.cancel()
+            self._outcome_timer = None
+        progress.printed = self._printed
+        progress.calls = list(self._calls.values())
+        progress.count = self._sent
+        store.write(self._scripts.now(), progress, state, partial(self._on_stored, then))
 
     def _on_stored(self, then: Callable[[], None], result: WriteResult) -> None:
         if result == "kept":
@@ -939,21 +801,11 @@ class RunningScript:
             said = "The state of the script could not be stored, so it was ended; the hub's log says why"
             self.finish(NotWritten(said, executed=self._executed()))
 
-    def spawn_forget(self) -> None:
+    def delete_stored(self) -> None:
         """Delete what is stored, in the background."""
-        with suppress(RuntimeError):  # the hub is closing
-            self._scripts.background.spawn(f"delete script {self.request.id}", self.forget())
-
-    async def forget(self) -> None:
-        """Delete what is stored; call it once the end of the task is stored."""
-        self._record = None
-        for kind in (SCRIPT, STATE):
-            try:
-                stored = await self._scripts.journal.read(kind, self._owner, self.request.id)
-            except OSError:
-                return  # `Scripts.prune` deletes it one day
-            if stored is not None:
-                self._scripts.journal.write([tombstone(stored)], lambda _: None)
+        if self._store is not None:
+            with suppress(RuntimeError):  # the hub is closing
+                self._scripts.background.spawn(f"delete script {self.request.id}", self._store.delete())
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -1011,22 +863,25 @@ class RunningScript:
         request = self.request
         return Call(request.caller, request.surface, SCRIPTS, NO_ARGUMENTS, frontend=request.frontend)
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Leave a durable script to the next hub. Its running calls end here; their outcomes are stored."""
-        if self.outcome is None and not self._is_left:
-            self._is_left = True
+        if self.outcome is None and not self._is_handed_over:
+            self._is_handed_over = True
+            if self._outcome_timer is not None:
+                self._write(None, _do_nothing)
             self._stop()
-            if self.on_left is not None:
-                self.on_left()
+            if self.on_handed_over is not None:
+                self.on_handed_over()
 
     def _stop(self) -> None:
-        self._unsend()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._drop_unstarted()
+        for timer in (self._timer, self._outcome_timer):
+            if timer is not None:
+                timer.cancel()
         if self._sandboxed is None:
-            self._scripts.released(self)
+            self._scripts.schedule.remove(self)
         else:  # it is released when the sandbox has ended it
-            self._sandboxed.leave()
+            self._sandboxed.cancel()
 
 
 class ScriptTask:
@@ -1048,7 +903,7 @@ class ScriptTask:
         script = RunningScript(self._scripts, request, exchange, owner)
         script.is_task = True
         if isinstance(exchange, TaskExchange) and script.is_durable:
-            script.on_left = exchange.leave
+            script.on_handed_over = exchange.leave
             exchange.live.listeners[_ForgetWhenEnded(script, exchange.live.listeners)] = None
         return self._scripts.start_script(script)
 
@@ -1063,7 +918,7 @@ class _ForgetWhenEnded:
     def task_changed(self, record: TaskRecord) -> None:
         if record.is_terminal:
             self._listeners.pop(self, None)
-            self._script.spawn_forget()
+            self._script.delete_stored()
 
     def task_reported(self, record: TaskRecord, report: Report) -> None:
         """Reports change nothing."""

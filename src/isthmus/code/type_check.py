@@ -1,4 +1,4 @@
-"""Which findings of the type checker are errors of a script, and which are none because a call only sends JSON.
+"""Which findings of the type checker are errors of a script, and what it does not find.
 
 Pure functions. `code.sandbox_in_child` runs the checker, on the script and the `code.signatures` of its tools.
 """
@@ -18,6 +18,35 @@ _FORGOTTEN_AWAIT: Final = re.compile(r"(.*): warning\[(unused-awaitable|redundan
 _WIDER: Final = {("bool", "int"), ("bool", "float"), ("int", "float")}
 COMPARED_MAX = 2_000
 """Types that are compared for one script; beyond that its errors stay errors."""
+
+
+RETURN_EXCEPTIONS: Final = "return_exceptions"
+GATHER_ADVICE: Final = """asyncio.gather takes no return_exceptions. Write instead:
+import asyncio
+async def attempt(call):
+    try:
+        return await call
+    except RuntimeError as error:
+        return error
+results = await asyncio.gather(*[attempt(each) for each in [...]])"""
+
+
+def unsupported(code: str) -> list[str]:
+    """The uses of `return_exceptions`, which the type checker knows and the sandbox does not; at most one line."""
+    if RETURN_EXCEPTIONS not in code:
+        return []
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # the sandbox says what is wrong
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="asyncio"), attr="gather") as called, keywords=given):
+                if any(each.arg == RETURN_EXCEPTIONS for each in given):
+                    return [f"script.py:{called.lineno}:{called.col_offset + 1}: error[unsupported] {GATHER_ADVICE}"]
+            case _:
+                pass
+    return []
 
 
 def real_errors(found: str, stubs: str, code: str) -> list[str]:

@@ -385,13 +385,19 @@ class Credentials(Protocol):
 
 
 class Sealer(Protocol):
-    """Encrypts text that callers hold for the hub. A sealed text only opens with the same `bound_to`."""
+    """Encrypts what callers hold for the hub, or what is stored. It only opens with the same `bound_to`."""
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
         """Content as a text that only this hub can open."""
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
         """The content; None if it was not sealed here, was changed, or is bound to something else."""
+
+    def seal_bytes(self, content: bytes, bound_to: bytes) -> bytes:
+        """See `seal`: the same as bytes, for what needs not be a text."""
+
+    def open_bytes(self, sealed: bytes, bound_to: bytes) -> bytes | None:
+        """See `open`: the content of what `seal_bytes` returned."""
 
 
 class Signer(Protocol):

@@ -26,9 +26,7 @@ class ProcessSealer:
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
         """See `core.ports.Sealer`."""
-        nonce = os.urandom(NONCE_BYTES)
-        sealed = nonce + self._cipher.encrypt(nonce, content, bound_to)
-        return base64.urlsafe_b64encode(sealed).decode()
+        return base64.urlsafe_b64encode(self.seal_bytes(content, bound_to)).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
         """See `core.ports.Sealer`."""
@@ -38,8 +36,20 @@ class ProcessSealer:
             raw = base64.b64decode(sealed, altchars=b"-_", validate=True)
             if base64.urlsafe_b64encode(raw).decode() != sealed:
                 return None  # another base64 spelling of the same bytes: any changed text is refused
-            return self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], bound_to)
-        except (binascii.Error, InvalidTag, ValueError):
+        except (binascii.Error, ValueError):
+            return None
+        return self.open_bytes(raw, bound_to)
+
+    def seal_bytes(self, content: bytes, bound_to: bytes) -> bytes:
+        """See `core.ports.Sealer`."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, content, bound_to)
+
+    def open_bytes(self, sealed: bytes, bound_to: bytes) -> bytes | None:
+        """See `core.ports.Sealer`."""
+        try:
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound_to)
+        except (InvalidTag, ValueError):
             return None
 
 
@@ -56,17 +66,27 @@ class StoredSealer:
         self._ciphers = [ChaCha20Poly1305(each) for each in (key, *old_keys)]
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
-        """Encrypt. The nonce is derived from the text and its context, so no nonce is used for two texts."""
-        bound = len(bound_to).to_bytes(8, "big") + bound_to
-        nonce = blake2b(bound + content, key=self._key, digest_size=NONCE_BYTES).digest()
-        return base64.urlsafe_b64encode(nonce + self._ciphers[0].encrypt(nonce, content, bound_to)).decode()
+        """See `core.ports.Sealer`."""
+        return base64.urlsafe_b64encode(self.seal_bytes(content, bound_to)).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
-        """Decrypt; None if the text was not encrypted with one of these keys and this context."""
+        """See `core.ports.Sealer`; with any of the keys."""
+        try:
+            return self.open_bytes(base64.b64decode(sealed, altchars=b"-_", validate=True), bound_to)
+        except ValueError:
+            return None
+
+    def seal_bytes(self, content: bytes, bound_to: bytes) -> bytes:
+        """Encrypt. The nonce is derived from the content and its context, so no nonce is used for two contents."""
+        bound = len(bound_to).to_bytes(8, "big") + bound_to
+        nonce = blake2b(bound + content, key=self._key, digest_size=NONCE_BYTES).digest()
+        return nonce + self._ciphers[0].encrypt(nonce, content, bound_to)
+
+    def open_bytes(self, sealed: bytes, bound_to: bytes) -> bytes | None:
+        """Decrypt; None if it was not encrypted with one of these keys and this context."""
         for cipher in self._ciphers:
             with suppress(InvalidTag, ValueError):
-                raw = base64.b64decode(sealed, altchars=b"-_", validate=True)
-                return cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], bound_to)
+                return cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound_to)
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,14 +20,15 @@ from isthmus.app.code import check_code
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.code.sandbox_in_child import ScriptEnd, ScriptSource, ScriptStop, worker_cores
 from isthmus.code.sandbox_in_hub import Sandbox
-from isthmus.code.scripts import SCRIPT, STATE, RunningScript, ScriptRequest, Scripts
+from isthmus.code.script_record import CALLS, SCRIPT, SCRIPT_KINDS, STATE
+from isthmus.code.scripts import RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.journal import Document, WriteResult
-from isthmus.core.ports import HoldableExchange
+from isthmus.core.ports import HoldableExchange, Sealer
 from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.sealing import ProcessSealer
@@ -89,9 +91,7 @@ async def stored(journal: MemoryJournal, kind: str) -> Document | None:
 
 async def sleeping(journal: MemoryJournal) -> bool:
     """Whether the script has made its first call, and sleeps."""
-    document = await stored(journal, SCRIPT)
-    record = msgspec.json.decode(document.body or b"{}") if document is not None else {}
-    return any(not call["tool"] for call in record.get("calls", ()))
+    return any(not call["tool"] for call in (await stored_progress(journal)).get("calls", ()))
 
 
 async def ended(running: RunningHub) -> str:
@@ -119,7 +119,7 @@ async def test_nothing_is_stored_of_a_script_that_has_ended(tmp_path: Path) -> N
         assert '"result":' in await ended(running)
 
         async def is_deleted() -> bool:
-            return await stored(journal, SCRIPT) is None and await stored(journal, STATE) is None
+            return [await stored(journal, kind) for kind in SCRIPT_KINDS] == [None] * len(SCRIPT_KINDS)
 
         await eventually(is_deleted, "nothing is stored", within=60)
 
@@ -137,18 +137,20 @@ async def test_the_next_hub_continues_a_script_with_its_own_caller(tmp_path: Pat
     assert '"calls":2' in text
 
 
-@pytest.mark.parametrize("kind", ["changed", "missing", "another version"])
+@pytest.mark.parametrize("kind", ["changed", "missing", "another version", "another hub"])
 async def test_a_state_that_cannot_be_used_ends_the_script_with_a_clear_error(tmp_path: Path, kind: str) -> None:
     journal = MemoryJournal()
     async with hub(tmp_path, journal) as running:
         await begin(running, SLEEPING)
         await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
-    document = await stored(journal, SCRIPT if kind == "another version" else STATE)
+    document = await stored(journal, {"another version": CALLS, "another hub": SCRIPT}.get(kind, STATE))
     assert document is not None
     body = document.body or b""
     match kind:
         case "changed":
             changed: bytes | None = body[:-8] + b"AAAAAAA="
+        case "another hub":  # it kept the calls and the script in one document
+            changed = msgspec.json.encode({**msgspec.json.decode(body), "count": 1, "calls": [], "state_version": 1})
         case "missing":
             changed = None
         case _:
@@ -159,8 +161,22 @@ async def test_a_state_that_cannot_be_used_ends_the_script_with_a_clear_error(tm
     assert await done == "kept"
     async with hub(tmp_path, journal) as running:
         text = await ended(running)
+    said = {"another version": "0.0.1", "another hub": "another version of Isthmus"}
     assert "The script cannot continue" in text
-    assert ("0.0.1" if kind == "another version" else "missing or was changed") in text
+    assert said.get(kind, "missing or was changed") in text
+
+
+async def test_the_outcome_of_a_call_is_stored_while_the_script_computes(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with hub(tmp_path, journal) as running:
+        live = await begin(running, "await builtin_echo(text='a')\nwhile True:\n    pass")
+
+        async def is_stored() -> bool:
+            calls = (await stored_progress(journal)).get("calls", ())
+            return ["answer" in each for each in calls] == [True]
+
+        await eventually(is_stored, "the outcome is stored", within=60)
+        running.tasks.cancel(live, "the test has seen it")
 
 
 async def test_a_script_whose_caller_is_gone_ends(tmp_path: Path) -> None:
@@ -186,9 +202,12 @@ async def test_a_cancelled_task_ends_its_script(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def scripts_of(stage: Stage, journal: MemoryJournal, **limits: int) -> AsyncIterator[Scripts]:
+async def scripts_of(
+    stage: Stage, journal: MemoryJournal, sealer: Sealer | None = None, **limits: int
+) -> AsyncIterator[Scripts]:
     background = BackgroundTasks("test")
-    scripts = Scripts(stage.hub, background, CodeSettings(**limits), time.time, journal, ProcessSealer)
+    sealer = sealer or ProcessSealer()
+    scripts = Scripts(stage.hub, background, CodeSettings(**limits), time.time, journal, lambda: sealer)
     try:
         yield scripts
     finally:
@@ -228,51 +247,49 @@ async def test_a_script_starts_one_call_in_each_turn_of_the_loop_and_has_few_run
     assert b'"calls":10' in bytes(outcome.payload)
 
 
-async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_as_not_sent() -> None:
+async def test_calls_that_wait_for_their_turn_when_a_script_is_handed_over_are_stored_as_not_sent() -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
-        stage.link.at_once = lambda _: scripts.leave_durable()
+        stage.link.at_once = lambda _: scripts.hand_over_durable()
         await store_first(scripts, journal, request(3))
         script = scripts.start_script(RunningScript(scripts, request(3), Listener(), OWNER.key))
-        await eventually(script.is_done, "the script is left", within=60)
+        await eventually(script.is_done, "the script is handed over", within=60)
         await asyncio.sleep(0)
-        document = await stored(journal, SCRIPT)
-    assert document is not None
-    record = msgspec.json.decode(document.body or b"{}")
+        record = await stored_progress(journal)
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False, False]
     assert (record["count"], len(stage.link.sent)) == (1, 1)
 
 
-async def test_a_call_of_a_script_that_is_left_is_stored_as_not_sent_if_it_ends_unsent() -> None:
+async def test_a_call_of_a_script_that_is_handed_over_is_stored_as_not_sent_if_it_ends_unsent() -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
         await store_first(scripts, journal, request(2))
         scripts.start_script(RunningScript(scripts, request(2), Listener(), OWNER.key))
         await eventually(lambda: len(stage.link.sent) == 2, "the calls are sent", within=60)
-        scripts.leave_durable()
-        waiting = asyncio.ensure_future(scripts.wait_left())
+        scripts.hand_over_durable()
+        waiting = asyncio.ensure_future(scripts.wait_handed_over())
         ended, unsent = stage.link.sent
         unsent.finish(Cancelled("the hub is shutting down", executed="no"))
         await asyncio.sleep(0)
         assert not waiting.done(), "the other call runs"
         ended.finish(DONE)
         await waiting
-        record = await stored_record(journal)
+        record = await stored_progress(journal)
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False]
     assert ["answer" in call or "failure" in call for call in record["calls"]] == [True, False]
     assert record["count"] == 1
 
 
-async def test_what_a_person_denied_is_not_sent_again_after_a_script_was_left() -> None:
+async def test_what_a_person_denied_is_not_sent_again_after_a_script_was_handed_over() -> None:
     stage, journal = Stage(), MemoryJournal()
     async with scripts_of(stage, journal) as scripts:
         await store_first(scripts, journal, request(1))
         scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
         await eventually(lambda: len(stage.link.sent) == 1, "the call is made", within=60)
-        scripts.leave_durable()
+        scripts.hand_over_durable()
         stage.link.sent[0].finish(ApprovalDenied("files.read", "ap_1", "too much"))
-        await scripts.wait_left()
-        (call,) = (await stored_record(journal))["calls"]
+        await scripts.wait_handed_over()
+        (call,) = (await stored_progress(journal))["calls"]
     assert (call["is_sent"], "too much" in call["failure"]) == (True, True)
 
 
@@ -297,22 +314,71 @@ class HeldJournal(MemoryJournal):
             write()
 
 
-async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_left_is_stored_as_not_sent() -> None:
+async def test_a_call_that_is_being_stored_as_sent_when_a_script_is_handed_over_is_stored_as_not_sent() -> None:
     stage, journal = Stage(), HeldJournal()
     async with scripts_of(stage, journal) as scripts:
         await store_first(scripts, journal, request(1))
         journal.held = []
         scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
         await eventually(lambda: bool(journal.held), "the call is being stored", within=60)
-        scripts.leave_durable()
-        waiting = asyncio.ensure_future(scripts.wait_left())
+        scripts.hand_over_durable()
+        waiting = asyncio.ensure_future(scripts.wait_handed_over())
         await asyncio.sleep(0)
         assert not waiting.done(), "the journal says that it is sent"
         journal.release()
         await waiting
-        (call,) = (await stored_record(journal))["calls"]
+        (call,) = (await stored_progress(journal))["calls"]
     assert not call.get("is_sent", False)
     assert stage.link.sent == []
+
+
+class SlowSealer(ProcessSealer):
+    """Its second large state takes until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+        self.ended: list[int] = []
+        self.release = threading.Event()
+
+    def seal_bytes(self, content: bytes, bound_to: bytes) -> bytes:
+        self.begun += 1
+        number = self.begun
+        if number == 2:
+            self.release.wait(60)
+        sealed = super().seal_bytes(content, bound_to)
+        self.ended.append(number)
+        return sealed
+
+
+async def test_large_states_are_stored_in_their_order_however_long_each_is_encrypted() -> None:
+    stage, journal, sealer = Stage(), MemoryJournal(), SlowSealer()
+    code = """
+import asyncio
+large = 'x' * 100_000
+async def two():
+    await files_read()
+    await files_read()
+await asyncio.gather(files_read(), two())
+"""
+    asked = ScriptRequest(ANYONE, EVERYTHING, code, id="one")
+    async with scripts_of(stage, journal, sealer) as scripts:
+        await store_first(scripts, journal, asked)
+        listener = Listener()
+        scripts.start_script(RunningScript(scripts, asked, listener, OWNER.key))
+        await eventually(lambda: len(stage.link.sent) == 2, "two calls are sent", within=60)
+        first, second = stage.link.sent
+        second.finish(DONE)
+        await eventually(lambda: sealer.begun == 2, "the next state is encrypted", within=60)
+        first.finish(DONE)
+        await eventually(lambda: sealer.ended == [1, 3], "the third state is encrypted first", within=60)
+        sealer.release.set()
+        await eventually(lambda: len(stage.link.sent) == 3 or bool(listener.ends), "it goes on", within=60)
+        assert not listener.ends
+        stage.link.sent[2].finish(DONE)
+        await listener.ended.wait()
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
 
 
 async def store_first(scripts: Scripts, journal: MemoryJournal, asked: ScriptRequest) -> None:
@@ -321,8 +387,8 @@ async def store_first(scripts: Scripts, journal: MemoryJournal, asked: ScriptReq
     await kept
 
 
-async def stored_record(journal: MemoryJournal) -> Any:
-    document = await stored(journal, SCRIPT)
+async def stored_progress(journal: MemoryJournal) -> Any:
+    document = await stored(journal, CALLS)
     return msgspec.json.decode(document.body or b"{}") if document is not None else {}
 
 
@@ -342,10 +408,10 @@ async def test_a_sent_call_that_waits_for_a_person_is_stored_as_sent_with_the_ti
             inflight.exchange.held(question)
 
         async def is_stored() -> bool:
-            return bool((await stored_record(journal)).get("left"))
+            return bool((await stored_progress(journal)).get("seconds_left"))
 
         await eventually(is_stored, "the next hub knows it", within=60)
-        (call,) = (await stored_record(journal))["calls"]
+        (call,) = (await stored_progress(journal))["calls"]
     assert (call["is_sent"], call.get("is_held", False)) == (True, False)
 
 
