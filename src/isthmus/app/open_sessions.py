@@ -33,7 +33,7 @@ class OpenSessions:
         self._auth = auth
 
     def describe(self, rest_streams: Iterable[Caller]) -> SessionList:
-        """See `core.ports.SessionAdmin`."""
+        """All of them; `rest_streams` has the caller of each stream that REST itself has open."""
         total = 0
 
         def counted() -> Iterator[CallerSession]:

@@ -167,7 +167,10 @@ class CountedRequests:
             self._in_flight.leave(caller, size)
 
     def hold_response(self, scope: Message, size: int) -> Callable[[], None]:
-        """See `HoldResponse`. Callers without a credential look like one caller, and must not block each other."""
+        """Count a response as unread until the returned function is called; not for callers without a credential.
+
+        These look like one caller, and must not block each other.
+        """
         caller = self._auth.caller_of(join_headers(scope["headers"]), scope)
         if caller is None or caller == self._auth.caller_of({}, scope):
             return lambda: None

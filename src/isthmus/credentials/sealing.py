@@ -25,13 +25,13 @@ class ProcessSealer:
         self._cipher = ChaCha20Poly1305(ChaCha20Poly1305.generate_key())
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
-        """See `core.ports.Sealer`."""
+        """Content as a text that only this hub can open."""
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + self._cipher.encrypt(nonce, content, bound_to)
         return base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
-        """See `core.ports.Sealer`."""
+        """The content; None if it was not sealed here, was changed, or is bound to something else."""
         if not sealed.isascii():
             return None
         try:
