@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.config.client_file_reader import HostContext
-from isthmus.config.client_formats import CLIENTS, DIALECTS, OWN, SHARED_ROOTS, Dialect
-from isthmus.config.files import Document
+from isthmus.config.client_formats import CLIENTS, DIALECTS, OWN, SHARED_ROOTS, ClientDialect
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import CODES
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.importing import ImportPlan, load_servers
@@ -96,7 +96,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def findings_of(file: Path, dialect: Dialect | None = None) -> Sequence[Finding]:
+def findings_of(file: Path, dialect: ClientDialect | None = None) -> Sequence[Finding]:
     """Return what is said of a file, whether it is refused or not."""
     try:
         return load(file, ENVIRONMENT, file.parent, HOME, dialect=dialect).warnings
@@ -113,7 +113,7 @@ def check(finding: Finding, file: Path) -> None:
 
 @given(TABLES, st.sampled_from(list(DIALECTS.values())))
 @steady
-def test_a_file_of_any_shape_is_read_or_refused_with_findings(table: dict[str, object], dialect: Dialect) -> None:
+def test_a_file_of_any_shape_is_read_or_refused_with_findings(table: dict[str, object], dialect: ClientDialect) -> None:
     with folder() as place:
         file = place / "mcp.json"
         file.write_text(json.dumps(table))
@@ -123,8 +123,10 @@ def test_a_file_of_any_shape_is_read_or_refused_with_findings(table: dict[str, o
 
 @given(st.dictionaries(NAMES, ENTRIES, max_size=4), st.sampled_from(list(CLIENTS.values())))
 @steady
-def test_every_entry_becomes_a_server_or_a_finding_that_names_it(entries: dict[str, Any], dialect: Dialect) -> None:
-    document = Document(Path("/etc/x.json"), nested(dialect.roots[0], entries), dialect)
+def test_every_entry_becomes_a_server_or_a_finding_that_names_it(
+    entries: dict[str, Any], dialect: ClientDialect
+) -> None:
+    document = ParsedFile(Path("/etc/x.json"), nested(dialect.roots[0], entries), dialect)
     try:
         roster = load_servers(document, HostContext(ENVIRONMENT, Path("/work"), HOME))
     except ConfigError:
@@ -136,15 +138,15 @@ def test_every_entry_becomes_a_server_or_a_finding_that_names_it(entries: dict[s
 
 @given(st.dictionaries(NAMES, ENTRIES, max_size=4), st.sampled_from(list(CLIENTS.values())))
 @steady
-def test_imported_entries_mean_the_same_and_keep_unknown_keys(entries: dict[str, Any], dialect: Dialect) -> None:
+def test_imported_entries_mean_the_same_and_keep_unknown_keys(entries: dict[str, Any], dialect: ClientDialect) -> None:
     around = HostContext(ENVIRONMENT, Path("/work"), HOME)
-    document = Document(Path("/srv/x.json"), nested(dialect.roots[0], entries), dialect)
+    document = ParsedFile(Path("/srv/x.json"), nested(dialect.roots[0], entries), dialect)
     merging = ImportPlan(Path("/srv/isthmus.toml"), around, may_replace=False)
     merging.begin(None)
     merging.add([document])
     text = merging.merged_into("# mine\n")
     assert text.startswith("# mine\n")
-    again = load_servers(Document(merging.file, tomllib.loads(text), OWN), around)
+    again = load_servers(ParsedFile(merging.file, tomllib.loads(text), OWN), around)
     for candidate in merging.candidates:
         if candidate.is_taken:
             assert candidate.server is not None
@@ -183,7 +185,7 @@ def test_yaml_of_any_shape_is_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", CLIENTS.values(), ids=lambda dialect: dialect.name)
-def test_an_entry_that_is_not_a_table_is_reported_in_every_dialect(dialect: Dialect) -> None:
-    document = Document(Path("/etc/x.json"), nested(dialect.roots[0], {"a": "npx"}), dialect)
+def test_an_entry_that_is_not_a_table_is_reported_in_every_dialect(dialect: ClientDialect) -> None:
+    document = ParsedFile(Path("/etc/x.json"), nested(dialect.roots[0], {"a": "npx"}), dialect)
     roster = load_servers(document, HostContext({}, Path("/work"), HOME))
     assert [finding.path for finding in roster.findings] == [".".join((*dialect.roots[0], "a"))]

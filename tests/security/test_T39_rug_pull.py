@@ -61,7 +61,7 @@ def fickle(tmp_path: Path) -> Fickle:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists grow old at once, and what was approved is looked for all the time."""
     monkeypatch.setattr(keeping, "REFRESH_SECONDS", 0.03)
-    monkeypatch.setattr(pinning, "LOOK_SECONDS", 0.03)
+    monkeypatch.setattr(pinning, "POLL_SECONDS", 0.03)
 
 
 class Pinned(InProcess):

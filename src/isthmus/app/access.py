@@ -460,7 +460,7 @@ class LiveAccess:
         return shown, len(found) - len(shown)
 
     async def page(self, query: AccessPageQuery) -> AccessPage:
-        """See `AccessReports`."""
+        """A part of the matrix of callers and features."""
         table = await self._features()
         callers, left_out = self._shown(query.caller, query.frontend, table.snapshot)
         rows = table.rows
@@ -492,7 +492,7 @@ class LiveAccess:
         return await in_passes(passes())
 
     async def summary(self, caller: str | None, frontend: FrontendName | None) -> AccessSummary:
-        """See `AccessReports`."""
+        """How much of each server each caller can reach."""
         table = await self._features()
         callers, left_out = self._shown(caller, frontend, table.snapshot)
 
@@ -508,7 +508,7 @@ class LiveAccess:
         return AccessSummary([_described(caller.caller) for caller in callers], left_out, await in_passes(passes()))
 
     async def preview(self, changes: RuleChanges) -> AccessPreview:
-        """See `AccessReports`."""
+        """What other rules would give and take. Nothing is applied."""
         before = self.callers()
         after = changed_callers(before, self._running.configuration.tenants, changes)
         table = await self._features()

@@ -104,17 +104,17 @@ class SanitizedLog:
             self.anchor = Seal(Point(seal.point.number, _bytes(seal.point.digest)), seal.at, _bytes(seal.signature))
 
     async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
-        """See `ReadableLog`."""
+        """The records of a period, the oldest first."""
         async for row in self._log.rows(after=after, since=since, until=until):
             yield sanitized_row(row)
 
     async def back(self, *, before: int = NUMBER_MAX, until: float = float("inf")) -> AsyncIterator[AuditRow]:
-        """See `ReadableLog`."""
+        """The records before that number and that time, the newest first."""
         async for row in self._log.back(before=before, until=until):
             yield sanitized_row(row)
 
     async def newest(self, limit: int) -> list[AuditRow]:
-        """See `ReadableLog`."""
+        """The last records, the oldest first."""
         return [sanitized_row(row) for row in await self._log.newest(limit)]
 
 
@@ -595,7 +595,7 @@ class LiveAudit:
         self._exports = 0
 
     async def page(self, wanted: AuditFilter, limit: int, cursor: str | None) -> AuditPage:
-        """See `AuditReports`."""
+        """The newest records before the cursor. Raises `ValueError` for a bad cursor."""
         if cursor is not None and not is_cursor(cursor):
             raise ValueError("cursor must be the `next` of an earlier answer")
         configuration = self._running.configuration
@@ -620,7 +620,7 @@ class LiveAudit:
         return configuration
 
     async def export(self, wanted: AuditFilter, ended: asyncio.Future[None]) -> AsyncGenerator[bytes]:
-        """See `AuditReports`."""
+        """All records as JSON Lines, the oldest first, in pieces, until `ended` is done."""
         if self._exports >= EXPORTS_MAX:
             raise AuditBusy(f"{EXPORTS_MAX} exports are running: try again when one has ended")
         configuration = self._configuration()
@@ -637,7 +637,7 @@ class LiveAudit:
             self._exports -= 1
 
     async def verify(self, ended: asyncio.Future[None]) -> AsyncGenerator[AuditProgress | Mapping[str, object]]:
-        """See `AuditReports`."""
+        """Verify all logs: progress, and at the end the verdict as JSON has it, unless `ended` is done before."""
         if self._is_verifying:
             raise AuditBusy("The audit log is being verified: wait for the end of that")
         configuration = self._configuration()

@@ -406,13 +406,13 @@ class HubConnection:
                     self._channels.open(offer)
 
     def server_named(self, offer: LocalOffer, server: str) -> None:
-        """See `dial_sessions.SessionListener`."""
+        """The name of a server in the hub."""
         self._pauses_of[offer].reset()
         self._named_at.setdefault(offer, asyncio.get_running_loop().time())
         self._dialler.server_named(offer, server)
 
     def grace_announced(self, offer: LocalOffer, seconds: float) -> None:
-        """See `dial_sessions.SessionListener`."""
+        """How long calls wait in the hub while their server is away."""
         self._dialler.grace_announced(offer, seconds)
 
     def channel_closed(self, offer: LocalOffer, code: int, reason: str) -> None:

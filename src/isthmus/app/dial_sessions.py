@@ -251,13 +251,13 @@ class _IgnoringListener:
     """Ignores channel events."""
 
     def server_named(self, offer: LocalOffer, server: str) -> None:
-        """See `SessionListener`."""
+        """The name of a server in the hub."""
 
     def grace_announced(self, offer: LocalOffer, seconds: float) -> None:
-        """See `SessionListener`."""
+        """How long calls wait in the hub while their server is away."""
 
     def channel_closed(self, offer: LocalOffer, code: int, reason: str) -> None:
-        """See `SessionListener`."""
+        """The hub closed a channel."""
 
 
 _IGNORED = _IgnoringListener()

@@ -65,7 +65,7 @@ class ContainedVerifier:
         self._checked_callers: set[Caller] = set()
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
-        """See `identity.verifier.Verifier`."""
+        """The caller of a credential; None if it is invalid or of another kind. It never raises."""
         try:
             found = self._verifier.caller_of(credential)
         except Exception as error:  # noqa: BLE001 - a defect of an extension must not let anybody in
@@ -99,7 +99,7 @@ class ContainedVerifier:
         return True
 
     def knows(self, caller: Caller) -> bool:
-        """See `identity.verifier.Verifier`."""
+        """Whether a caller that this verifier identified is still valid; if not, its sessions end within a second."""
         try:
             return self._verifier.knows(caller) is True
         except Exception as error:  # noqa: BLE001 - as above

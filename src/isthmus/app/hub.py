@@ -123,10 +123,10 @@ class DefinitionWatcher(Protocol):
         """Apply another configuration."""
 
     async def pending(self) -> Sequence[DefinitionReview]:
-        """See `core.admin_ports.HubAdmin`."""
+        """The definitions that wait for an operator."""
 
     async def approve(self, server: str, tool: str, fingerprint: str) -> bool:
-        """See `core.admin_ports.HubAdmin`."""
+        """Approve a definition that waits; False if it does not wait."""
 
 
 async def _no_others(_server: ServerName, _is_on: bool) -> None:  # noqa: FBT001 - a callback
@@ -272,18 +272,18 @@ class RunningHub:
         return LoggedCalls(recorder) if self.configuration.hub.log_level == "debug" else recorder
 
     def restart(self, server: ServerName) -> bool:
-        """See `core.admin_ports.HubAdmin`."""
+        """Start a server anew, and replace it when the new one is ready; False if the hub does not start it."""
         is_restarted = self.supervisor.restart(server)
         if is_restarted:
             self.on_restarted(server)
         return is_restarted
 
     async def preview_servers(self, text: str, name: str | None) -> ServerPreview | str:
-        """See `core.admin_ports.HubAdmin`."""
+        """What a pasted text would add to the configuration file; a text says why it is no server."""
         return await self.server_edits.preview(self.configuration, tuple(self.hub.server_queues), text, name)
 
     async def switch_server(self, server: ServerName, by: Caller, *, is_on: bool) -> SwitchedServer | None:
-        """See `core.admin_ports.HubAdmin`."""
+        """Enable or disable a server, which finishes its calls first; None if it is not a configured one."""
         switched = await self.switch_here(server, is_on=is_on, caller=by.name, tenant=by.tenant)
         if switched is not None:
             await self.on_switched(server, is_on)
@@ -311,24 +311,24 @@ class RunningHub:
         return SwitchedServer(server, is_on, is_saved, note)
 
     def call_counts(self) -> dict[ServerName | None, Callable[[], Mapping[str, object]]]:
-        """See `core.admin_ports.HubAdmin`."""
+        """For each server, what reads its figures as JSON has them; None stands for calls that reached no server."""
         return self.counters.figures()
 
     async def pending_definitions(self) -> Sequence[DefinitionReview]:
-        """See `core.admin_ports.HubAdmin`."""
+        """The tools that are withheld until an operator approves their definition. Raises `OSError`."""
         return () if self.pins is None else await self.pins.pending()
 
     async def approve_definition(self, server: str, tool: str, fingerprint: str) -> bool:
-        """See `core.admin_ports.HubAdmin`."""
+        """Approve the pending definition with this fingerprint; False if it is not pending. Raises `OSError`."""
         return self.pins is not None and await self.pins.approve(server, tool, fingerprint)
 
     def findings(self) -> Sequence[ConfigurationFinding]:
-        """See `core.admin_ports.HubAdmin`."""
+        """The problems of the configuration."""
         from_lists = findings_from_lists(self.configuration, self.hub.snapshot)
         return [for_operators(finding) for finding in (*self.configuration.warnings, *from_lists)]
 
     def server_fix(self, server: ServerName) -> ServerFix | None:
-        """See `core.admin_ports.HubAdmin`."""
+        """What to do about a server that cannot be used, if its reason tells."""
         status, reconnector = self.hub.snapshot.server_statuses.get(server), self.supervisor.reconnectors.get(server)
         if status is None:
             return None
@@ -340,7 +340,7 @@ class RunningHub:
         return ServerFix(fix, self._entry_places.place_of(origin) if is_edit else None)
 
     def fixes_version(self) -> int:
-        """See `core.admin_ports.HubAdmin`."""
+        """A number that changes when `server_fix` says something else of the same snapshot."""
         return self._entry_places.version()
 
     def _check_rules_soon(self) -> None:

@@ -203,7 +203,7 @@ class MessageChannel:
     # -- for the bus ---------------------------------------------------------------------------------------------------
 
     def message(self, message: bytes) -> None:
-        """See `ChannelReceiver`."""
+        """A whole message."""
         if self.receiver is not None:
             self._received_bytes += len(message)
         try:
@@ -217,17 +217,17 @@ class MessageChannel:
                 self.receiver.read(each)
 
     def writable(self) -> None:
-        """See `ChannelReceiver`; `drain` reports it, too."""
+        """The other node reads again; `drain` reports that, too."""
         if self.receiver is not None and not self._is_pumping:
             self.receiver.flush()
 
     def silent(self, confirmed: int) -> None:
-        """See `ChannelReceiver`."""
+        """The peer answers no ping, and has confirmed nothing after the offset `confirmed`; it may answer later."""
         if self.receiver is not None:
             self.receiver.silent(confirmed)
 
     def closed(self, end: ChannelEnd) -> None:
-        """See `ChannelReceiver`."""
+        """The channel has ended. It is called once, except after `abort`."""
         receiver = self.receiver
         reason = end.reason
         if end.how == "peer" and (closing := _CLOSE_REASON.fullmatch(reason)) is not None:

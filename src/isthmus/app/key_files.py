@@ -192,17 +192,17 @@ class KeyDocument:
         return FILE in self._state.all(KEYS)
 
     def is_open(self) -> bool:
-        """See `KeyFile`."""
+        """Whether the hub was opened again after the last key was revoked."""
         return OPEN in self._state.all(KEYS)
 
     def revision(self) -> FileVersion:
-        """See `KeyFile`. Raises `OSError` if the database was not read for a while."""
+        """A value that changes whenever the list does. Raises `OSError` if the database was not read for a while."""
         if not self._state.is_current:
             raise OSError(errno.EIO, "the database cannot be read")
         return (self._state.revision(KEYS),)
 
     def read(self) -> Keys:
-        """See `KeyFile`."""
+        """Read the list."""
         found = self._state.all(KEYS).get(FILE)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "it is gone")
@@ -214,7 +214,7 @@ class KeyDocument:
         return {FILE: StateDocument(0 if found is None else found.version, write_keys(keys))}
 
     def change(self, decide: Callable[[Keys], Keys], *, to_open: bool | None = None) -> None:
-        """See `KeyFile`; nodes have the change within a second."""
+        """Replace the list by the result of `decide`; see `KeyFile`. All nodes have the change within a second."""
         is_written = False
         while not is_written:
             documents = self._state.all(KEYS)  # one version of all: memory may change meanwhile

@@ -96,11 +96,11 @@ class Relay:
         return apply
 
     async def status(self) -> RelayStatus:
-        """See `core.admin_ports.RelayAdmin`."""
+        """All agents, servers and devices now, with those of other nodes."""
         return RelayStatus(self._running.dialins.servers(), await self.frontend.all_devices())
 
     def forget(self, server: ServerName) -> Forgetting:
-        """See `core.admin_ports.RelayAdmin`."""
+        """Delete what is stored about a server that is away."""
         return self._running.dialins.forget(server)
 
 

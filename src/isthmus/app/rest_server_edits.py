@@ -14,7 +14,7 @@ from pathlib import Path
 from isthmus.app.configuration_findings import for_operators
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN
-from isthmus.config.files import Document, home_folder, read_document
+from isthmus.config.files import ParsedFile, home_folder, read_document
 from isthmus.config.findings import ConfigError
 from isthmus.config.pasting import CannotPreview, PastedServer, Preview, preview
 from isthmus.config.servers_in_file import ServerFile
@@ -41,7 +41,7 @@ class ServerEdits:
     async def preview(
         self, configuration: Configuration, taken: Collection[str], text: str, name: str | None
     ) -> ServerPreview | str:
-        """See `core.admin_ports.HubAdmin`."""
+        """The servers of a pasted text as the file would have them; a string says why there is no preview."""
         try:
             return await asyncio.to_thread(self._preview, configuration, taken, text, name)
         except CannotPreview as why:
@@ -53,7 +53,7 @@ class ServerEdits:
         around = HostContext(self._environment, Path.cwd(), home_folder())
         file = configuration.file or around.cwd / FILE_NAME
         try:
-            target = _read(file) if os.path.exists(file) else ServerFile(file, "", Document(file, {}, OWN))
+            target = _read(file) if os.path.exists(file) else ServerFile(file, "", ParsedFile(file, {}, OWN))
         except ConfigError as error:
             problems = "; ".join(finding.problem for finding in error.findings)
             raise CannotPreview(f"The hub's own file cannot be read: {problems}. Correct it first.") from error

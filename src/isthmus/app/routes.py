@@ -177,7 +177,10 @@ class CountedRequests:
             self._in_flight.leave(caller, size)
 
     def hold_response(self, scope: Message, size: int) -> Callable[[], None]:
-        """See `HoldResponse`. Callers without a credential look like one caller, and must not block each other."""
+        """Count a response as unread until the returned function is called; not for callers without a credential.
+
+        These look like one caller, and must not block each other.
+        """
         caller = self._auth.caller_of(join_headers(scope["headers"]), scope)
         if caller is None or caller == self._auth.caller_of({}, scope):
             return lambda: None
@@ -202,7 +205,7 @@ class OpenSessions:
         self._auth = auth
 
     def describe(self, rest_streams: Iterable[Caller]) -> SessionList:
-        """See `core.admin_ports.SessionAdmin`."""
+        """All of them; `rest_streams` has the caller of each stream that REST itself has open."""
         total = 0
 
         def counted() -> Iterator[CallerSession]:

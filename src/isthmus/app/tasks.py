@@ -74,7 +74,7 @@ class TaskBrowser:
     # -- lists -------------------------------------------------------------------------------------------------------
 
     async def list(self, viewer: Caller, query: TaskQuery, *, limit: int, cursor: str) -> TaskList:
-        """See `core.admin_ports.TaskAdmin`."""
+        """One page. Raises `ValueError` for a cursor that no page has."""
         before = _read_cursor(cursor) if cursor else None
         owners = self._owners_in(viewer, query)
         states = query.states or STATES
@@ -134,7 +134,7 @@ class TaskBrowser:
     def follow_list(
         self, viewer: Caller, query: TaskQuery, feed: Callable[[Sequence[TaskEntry]], bool]
     ) -> Callable[[], None]:
-        """See `core.admin_ports.TaskAdmin`."""
+        """Pass changed tasks to `feed` in batches, until the returned function is called."""
         followed = TaskFeed(viewer, query, feed)
         self._feeds.append(followed)
         self._engine.on_changed = self._on_changed
@@ -177,7 +177,7 @@ class TaskBrowser:
     # -- one task ----------------------------------------------------------------------------------------------------
 
     async def get(self, viewer: Caller, address: TaskAddress, *, with_content: bool) -> TaskDetails | Fault:
-        """See `core.admin_ports.TaskAdmin`."""
+        """One task. Raises `ValueError` if several callers have a task with this id."""
         live = await self._find(viewer, address)
         if live is None:
             return UnknownTask()
@@ -191,7 +191,7 @@ class TaskBrowser:
         *,
         with_content: bool,
     ) -> Callable[[], None] | Fault:
-        """See `core.admin_ports.TaskAdmin`."""
+        """Pass a task to `feed` as it is now and with every change, until the returned function is called."""
         live = await self._find(viewer, address)
         if live is None:
             return UnknownTask()
@@ -206,7 +206,7 @@ class TaskBrowser:
         return unfollow
 
     async def cancel(self, viewer: Caller, address: TaskAddress, *, with_content: bool) -> TaskDetails | Fault:
-        """See `core.admin_ports.TaskAdmin`."""
+        """Cancel a task. Raises like `get`."""
         live = await self._find(viewer, address)
         if live is None:
             return UnknownTask()

@@ -140,17 +140,17 @@ class TokenService:
     # -- as a verifier: delegates to the current issuers -------------------------------------------------------------
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
-        """See `identity.verifier.Verifier`."""
+        """The caller of a credential; None if it is invalid or of another kind. It never raises."""
         return self._issuers.caller_of(credential)
 
     def knows(self, caller: Caller) -> bool:
-        """See `identity.verifier.Verifier`."""
+        """Whether a caller that this verifier identified is still valid; if not, its sessions end within a second."""
         return self._issuers.knows(caller)
 
     # -- tokens that are bound to a key (RFC 9449) -------------------------------------------------------------------
 
     def prove(self, fields: Fields, request: Request) -> Caller | Unprovable | None:
-        """See `frontends.http.auth.Prove`."""
+        """The caller of a token that is bound to a key, if the request has a valid proof; None without such a token."""
         bound_token = bound_of(fields)
         if bound_token is None:
             return None
@@ -200,13 +200,13 @@ class TokenService:
     # -- issuing tokens ---------------------------------------------------------------------------------------------
 
     def token_for(self, name: str | None, key: str) -> str | None:
-        """See `frontends.oauth.http.TokenIssuer`."""
+        """A token for the caller with this key; None if there is no such caller or `name` is another's."""
         digest = digest_of(key)
         caller = self.identities.by_digest(digest) if len(key) >= KEY_LENGTH_MIN else None
         return self._own.make(digest) if isinstance(caller, Caller) and name in (None, caller.name) else None
 
     def issues_tokens(self) -> bool:
-        """See `frontends.oauth.http.TokenIssuer`."""
+        """Whether any caller has a key."""
         return bool(self.identities.callers())
 
     def _explain(self, fields: Mapping[bytes, bytes]) -> RejectedCredential | None:

@@ -183,7 +183,7 @@ def _find_callers(name: str, configuration: Configuration) -> list[Caller]:
 
 
 def _callers_of(configuration: Configuration) -> list[Caller]:
-    """See `app.access.callers_of`.
+    """Every caller that a hub with this configuration knows.
 
     Raises:
         CommandFailed: the key file cannot be read.

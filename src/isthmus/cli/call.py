@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import click
 import msgspec
 
-from isthmus.cli.call_progress import ProgressLine
+from isthmus.cli.call_progress import StatusLine
 from isthmus.cli.call_questions import PresetAnswers, TerminalAnswers, print_unanswered
 from isthmus.cli.documents import FeatureList, ListedFeature, ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
@@ -33,7 +33,7 @@ from isthmus.cli.output import harmless, print_error, print_output
 from isthmus.cli.rest_client import (
     EXECUTED,
     CallFailure,
-    HeldCall,
+    CallHeld,
     HubCall,
     HubClient,
     HubQuestion,
@@ -68,12 +68,12 @@ HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give
 def with_outcome(command: F) -> F:
     """Add what the commands that make a call share: `--answer`, `--no-input`, `--save`, `--no-pager` and `--json`.
 
-    The command gets them as one `CallOptions`.
+    The command gets them as one `OutcomeOptions`.
     """
 
     @functools.wraps(command)
     def run(*words: Any, **options: Any) -> Any:
-        outcome = CallOptions(**{each.name: options.pop(each.name) for each in fields(CallOptions)})
+        outcome = OutcomeOptions(**{each.name: options.pop(each.name) for each in fields(OutcomeOptions)})
         return command(*words, options=outcome, **options)
 
     for option in (
@@ -110,7 +110,7 @@ def call(
     whole: str | None,
     source: HubSource,
     wait: float,
-    options: CallOptions,
+    options: OutcomeOptions,
 ) -> int:
     """Call a tool by its full name (files.read), or by a short name that is unique (read).
 
@@ -126,7 +126,7 @@ def call(
 @with_set
 @with_wait
 @with_outcome
-def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float, options: CallOptions) -> int:
+def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float, options: OutcomeOptions) -> int:
     """Get a prompt by its full name, or by a short name that is unique, and print it."""
     return run_command(write_prompt(source, FeatureRequest(name, arguments, None), options, wait=wait))
 
@@ -137,7 +137,7 @@ def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float
 @with_set
 @with_wait
 @with_outcome
-def read(uri: str, source: HubSource, wait: float, options: CallOptions) -> int:
+def read(uri: str, source: HubSource, wait: float, options: OutcomeOptions) -> int:
     """Read a resource and print it."""
     return run_command(read_resource(source, uri, options, wait=wait))
 
@@ -153,7 +153,7 @@ class FeatureRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOptions:
+class OutcomeOptions:
     """How a call answers questions, and what becomes of its result."""
 
     answers: Sequence[str] = ()
@@ -173,14 +173,14 @@ class CallOptions:
         return not self.no_input and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-NO_OPTIONS = CallOptions()
+NO_OPTIONS = OutcomeOptions()
 
 STARTING_POLL_SECONDS = 0.2
 """How often a running hub is asked whether a server has started."""
 
 
 async def call_tool(
-    source: HubSource, request: FeatureRequest, options: CallOptions = NO_OPTIONS, *, wait: float
+    source: HubSource, request: FeatureRequest, options: OutcomeOptions = NO_OPTIONS, *, wait: float
 ) -> Exit:
     """Call a tool and print its result.
 
@@ -256,7 +256,7 @@ def _check_enabled(name: str, servers: Iterable[ServerInfo]) -> None:
 
 
 async def write_prompt(
-    source: HubSource, request: FeatureRequest, options: CallOptions = NO_OPTIONS, *, wait: float
+    source: HubSource, request: FeatureRequest, options: OutcomeOptions = NO_OPTIONS, *, wait: float
 ) -> Exit:
     """Get a prompt and print it.
 
@@ -273,7 +273,7 @@ async def write_prompt(
     return conversation.print_outcome(outcome, found.name, readable_messages)
 
 
-async def read_resource(source: HubSource, uri: str, options: CallOptions = NO_OPTIONS, *, wait: float) -> Exit:
+async def read_resource(source: HubSource, uri: str, options: OutcomeOptions = NO_OPTIONS, *, wait: float) -> Exit:
     """Read a resource and print it.
 
     Raises:
@@ -294,7 +294,7 @@ def read_text(name: str) -> str:
 class Conversation:
     """One call with the person or the options that it has: progress, questions, and the result."""
 
-    def __init__(self, name: str, options: CallOptions, set_name: str | None = None) -> None:
+    def __init__(self, name: str, options: OutcomeOptions, set_name: str | None = None) -> None:
         """Check what can be checked before the call.
 
         Raises:
@@ -303,7 +303,7 @@ class Conversation:
         self._name = harmless(name, keep="")
         self._set_option = in_set(set_name)
         self._options = options
-        self._line = ProgressLine(sys.stderr, self._name)
+        self._line = StatusLine(sys.stderr, self._name)
         terminal = TerminalAnswers(self._name, self._line) if options.has_terminal else None
         try:
             self._given = PresetAnswers(options.answers, terminal)
@@ -319,8 +319,8 @@ class Conversation:
             CommandFailed: a signal ended the command, which cancels the call at its server.
         """
 
-        def show(event: Event | HubQuestion | HeldCall) -> None:
-            if isinstance(event, HeldCall):
+        def show(event: Event | HubQuestion | CallHeld) -> None:
+            if isinstance(event, CallHeld):
                 self._line.clear()
                 print_error(f"{event.message} Allow it with:\n  isthmus approvals allow {event.approval}")
             elif isinstance(event, Progress):

@@ -18,7 +18,7 @@ BAR_WIDTH = 24
 TICK_SECONDS = 0.5
 
 
-class ProgressLine:
+class StatusLine:
     """One line on a terminal with the latest report and the time since the call began; `clear` wipes it.
 
     Elsewhere nothing is shown. A short call shows nothing: the first line comes after a moment, or with a report.

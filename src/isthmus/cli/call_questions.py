@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from isthmus.cli.call_progress import ProgressLine
+from isthmus.cli.call_progress import StatusLine
 from isthmus.cli.output import harmless, print_error
 from isthmus.cli.rest_client import HubQuestion
 
@@ -180,13 +180,13 @@ def _text(field: FormField, text: str) -> str:
 class TerminalAnswers:
     """Asks the person at the terminal. Ctrl-D cancels a question, Ctrl-C the call."""
 
-    def __init__(self, server: str, line: ProgressLine) -> None:
+    def __init__(self, server: str, line: StatusLine) -> None:
         self._server = server
         self._line = line
         self._lock = asyncio.Lock()
 
     async def answer(self, question: HubQuestion) -> ElicitAnswer:
-        """See `Answers`."""
+        """The answer; cancelling this retracts the question."""
         params = question.read_params()
         async with self._lock:
             self._line.pause()
@@ -289,7 +289,7 @@ class PresetAnswers:
         """The fields of all forms."""
 
     async def answer(self, question: HubQuestion) -> ElicitAnswer:
-        """See `Answers`."""
+        """The answer; cancelling this retracts the question."""
         params = question.read_params()
         if self._action in ("decline", "cancel"):
             return {"action": self._action}

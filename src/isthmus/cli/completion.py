@@ -22,7 +22,7 @@ from isthmus.cli.output import first_line, print_error, print_output
 from isthmus.model.names import legal_server_name
 
 if TYPE_CHECKING:
-    from isthmus.config.files import Document
+    from isthmus.config.files import ParsedFile
 
 SHELLS = ("bash", "zsh", "fish")
 LISTS_FOLDER = "lists"
@@ -258,7 +258,7 @@ def _key_names(file: Path | None) -> list[str]:
     return list(dict.fromkeys(str(key["name"]) for key in keys if not key.get("revoked_at")))
 
 
-def _configuration(named: Path | None) -> tuple[Document | None, Path]:
+def _configuration(named: Path | None) -> tuple[ParsedFile | None, Path]:
     """The configuration in use as written, and its state folder."""
     from isthmus.config.files import find_file, home_folder, read_document, state_folder
 

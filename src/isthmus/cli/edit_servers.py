@@ -33,7 +33,7 @@ from isthmus.config.client_file_reader import ClientFiles, HostContext, read_cli
 from isthmus.config.client_formats import CLIENTS, DIALECTS, OWN
 from isthmus.config.entry_secrets import secrets_of
 from isthmus.config.extensions import Extension, read_extensions
-from isthmus.config.files import Document, derived_state, find_file, home_folder, read_document, usual_files
+from isthmus.config.files import ParsedFile, derived_state, find_file, home_folder, read_document, usual_files
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import parse
 from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome, load_servers, transport_of
@@ -407,7 +407,7 @@ class ConfigFile(ServerFile):
             file = find_file(config, context.environment, context.cwd, context.home)
             if file is None and may_begin:
                 file = context.cwd / FILE_NAME
-                return cls(file, "", Document(file, {}, OWN), context)
+                return cls(file, "", ParsedFile(file, {}, OWN), context)
             if file is None:
                 advice = "Write one with `isthmus init`, or name it with --config FILE."
                 raise CommandFailed(Exit.CONFIGURATION, "there is no configuration here", advice)
@@ -465,7 +465,7 @@ class ConfigFile(ServerFile):
         """
         try:
             table, _ = parse(self.file, text.removeprefix("\ufeff"))
-            loaded = load_servers(Document(self.file, table, self.document.dialect), self.context)
+            loaded = load_servers(ParsedFile(self.file, table, self.document.dialect), self.context)
         except ConfigError as error:
             raise refused(error) from error
         server = loaded.servers.get(loaded.called[name]) if name in loaded.called else None

@@ -83,41 +83,41 @@ class InMemoryRequest:
         self._disconnect_callbacks: list[Callable[[], None]] = []
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """See `Peer`."""
+        """Call `callback` once if the client disconnects before the response ends; soon, if it already has."""
         if self.was_aborted:
             asyncio.get_running_loop().call_soon(callback)
         else:
             self._disconnect_callbacks.append(callback)
 
     def take_body(self) -> bytes:
-        """See `Peer`."""
+        """The whole request body, if it has arrived and none of it was received; else use `receive`."""
         return self.body
 
     def answer(self, status: int, lines: bytes, body: Text) -> None:
-        """See `Peer`."""
+        """Send a whole response; `lines` are `header_lines`, the length is added. Ignored after a disconnect."""
         self.begin(status, lines)
         self.end(joined(body))
 
     def begin(self, status: int, lines: bytes) -> None:
-        """See `Peer`."""
+        """Start a response of unknown length; its first piece should follow soon."""
         if not self.is_done:
             pairs = (line.partition(": ") for line in lines.decode("latin-1").splitlines())
             self._sink.on_head(status, {name: value for name, _, value in pairs})
 
     def push(self, chunk: bytes) -> None:
-        """See `Peer`."""
+        """Write a piece of a started response, without waiting."""
         if not self.is_done:
             self._sink.on_body(chunk)
 
     def end(self, chunk: bytes) -> None:
-        """See `Peer`."""
+        """Write the last piece of a started response."""
         self.push(chunk)
         if not self.is_done:
             self.is_done = True
             self._sink.on_end()
 
     def buffered_bytes(self) -> int:
-        """See `Peer`."""
+        """The size of the output that the client has not read."""
         return 0
 
     async def receive(self) -> Message:
@@ -129,7 +129,7 @@ class InMemoryRequest:
         raise NotImplementedError(message["type"])
 
     def abort(self) -> None:
-        """See `SentRequest`."""
+        """Disconnect; ignored after the end of the response."""
         if not self.is_done:
             self.is_done = self.was_aborted = True
             for callback in self._disconnect_callbacks:
@@ -179,7 +179,7 @@ class LocalHub:
     def send(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, sink: ResponseSink
     ) -> SentRequest:
-        """See `HubTransport`."""
+        """Send a request; `sink` receives its response."""
         path, _, query = target.partition("?")
         fields = {"host": "localhost", **headers}
         extensions: dict[str, InMemoryRequest] = {}
@@ -201,7 +201,7 @@ class LocalHub:
         return request
 
     async def aclose(self) -> None:
-        """See `HubTransport`."""
+        """Close every connection in good order."""
         try:
             if any(request.was_aborted for request in self._requests):
                 await asyncio.sleep(WITHDRAWAL_SECONDS)

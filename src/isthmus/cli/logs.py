@@ -42,7 +42,7 @@ COLORS = {"warning": "33", "error": "31", "critical": "31", "alert": "31", "emer
 """SGR codes of the lines that a person should notice."""
 
 
-class LogLine(msgspec.Struct, frozen=True):
+class LogRow(msgspec.Struct, frozen=True):
     """A line of a server."""
 
     at: float
@@ -53,7 +53,7 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class _Log(msgspec.Struct):
-    lines: list[LogLine]
+    lines: list[LogRow]
 
 
 @click.command()
@@ -116,12 +116,12 @@ async def show_log(source: RemoteSource, server: str, count: int, *, follows: bo
             after = lines[-1].number if lines else after
 
 
-def read_log(document: bytes) -> list[LogLine]:
+def read_log(document: bytes) -> list[LogRow]:
     """The lines in the hub's response."""
     return msgspec.json.decode(document, type=_Log).lines
 
 
-def print_line(line: LogLine) -> None:
+def print_line(line: LogRow) -> None:
     """Print a line for people: time, where it comes from, text."""
     text = line.text
     if line.source == "log" and text.startswith('"'):

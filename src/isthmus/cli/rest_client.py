@@ -199,11 +199,11 @@ class HttpTransport:
     def send(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, sink: ResponseSink
     ) -> SentRequest:
-        """See `HubTransport`."""
+        """Send a request; `sink` receives its response."""
         return self._client.send(request_head(method, target, self._origin, headers), body, sink)
 
     async def aclose(self) -> None:
-        """See `HubTransport`."""
+        """Close every connection in good order."""
         await self._client.aclose()
         await self._background.aclose()
 
@@ -326,7 +326,7 @@ class HubClient:
         return None if response.status == OK else self._refusal(response).message
 
     async def perform(
-        self, call: HubCall, watch: Callable[[Event | HubQuestion | HeldCall], None], answer: Answerer | None = None
+        self, call: HubCall, watch: Callable[[Event | HubQuestion | CallHeld], None], answer: Answerer | None = None
     ) -> Result | CallFailure:
         """Make a call and wait for its end. Cancelling this cancels the call at the server.
 
@@ -401,7 +401,7 @@ class HubClient:
         path: str,
         body: bytes | None = None,
         accept: str = "application/json",
-        watch: Callable[[Event | HeldCall], None] = lambda _: None,
+        watch: Callable[[Event | CallHeld], None] = lambda _: None,
         on_question: OnQuestion = lambda _name, _question: None,
     ) -> HubResponse | ConnectionLost:
         headers = {**self._source.headers, "Accept": accept}
@@ -508,7 +508,7 @@ class HubQuestion(msgspec.Struct, frozen=True):
         return read if isinstance(read, dict) else {}
 
 
-class HeldCall(msgspec.Struct, frozen=True):
+class CallHeld(msgspec.Struct, frozen=True):
     """The call waits for a person's approval."""
 
     approval: str
@@ -536,7 +536,7 @@ class Answering:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def on_question(self, event: str, question: HubQuestion) -> None:
-        """See `OnQuestion`."""
+        """Answer a question in the background, or stop answering a retracted one."""
         id = question.id
         if event == "retracted":
             if id in self._tasks:
@@ -559,7 +559,7 @@ class ResponseReader:
 
     def __init__(
         self,
-        watch: Callable[[Event | HeldCall], None],
+        watch: Callable[[Event | CallHeld], None],
         on_question: OnQuestion = lambda _name, _question: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -602,14 +602,14 @@ class ResponseReader:
             self._done.set_result(response)
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `ResponseSink`."""
+        """The final status, never 1xx; header names in lower case, repeated ones joined by a comma."""
         self._restart_timer()
         self._status = status
         if headers.get("content-type", "").partition(";")[0].strip().lower() == EVENT_STREAM:
             self._decoder = SseDecoder(RESPONSE_BYTES_MAX)
 
     def on_body(self, chunk: bytes) -> None:
-        """See `ResponseSink`."""
+        """The next bytes of the body, without the framing of chunks."""
         self._restart_timer()
         if self._decoder is not None:
             for event in self._decoder.feed(chunk):
@@ -621,7 +621,7 @@ class ResponseReader:
                     self._watch(Progress(members))
                 elif event.event == "held":
                     with suppress(msgspec.MsgspecError):
-                        self._watch(msgspec.json.decode(event.data, type=HeldCall))
+                        self._watch(msgspec.json.decode(event.data, type=CallHeld))
                 elif event.event in ("question", "retracted"):
                     with suppress(msgspec.MsgspecError):  # a later version may send others
                         self._on_question(event.event, msgspec.json.decode(event.data, type=HubQuestion))
@@ -631,12 +631,12 @@ class ResponseReader:
             self._body += chunk
 
     def on_end(self) -> None:
-        """See `ResponseSink`."""
+        """The reply is complete."""
         if self._decoder is None:
             self._end(HubResponse(self._status, bytes(self._body)))
         else:
             self._give_up("its stream ended before the result")
 
     def on_lost(self, lost: ConnectionLost) -> None:
-        """See `ResponseSink`."""
+        """There will be no complete reply."""
         self._end(lost)

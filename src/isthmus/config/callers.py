@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime
 from typing import Any, get_type_hints
 
 from isthmus.config import finding_codes, values
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place, closest_match
 from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.access.policy import check_pattern, is_of_agent, is_of_label
@@ -140,7 +140,7 @@ class _CallerEntry:
 
 
 def read_callers(
-    document: Document, variables: Variables, tenants: Tenants = NO_TENANTS
+    document: ParsedFile, variables: Variables, tenants: Tenants = NO_TENANTS
 ) -> tuple[tuple[KnownCaller, ...], dict[bytes, float], tuple[Finding, ...]]:
     """Return the callers of a file by the digests of their keys, when these expire, and findings.
 
@@ -276,7 +276,7 @@ def _frontend_grants(name: str, value: object) -> tuple[FrontendName, Grants]:
 # -- [tenants] -----------------------------------------------------------------------------------------------
 
 
-def read_tenants(document: Document | None) -> tuple[Tenants, tuple[Finding, ...]]:
+def read_tenants(document: ParsedFile | None) -> tuple[Tenants, tuple[Finding, ...]]:
     """Return the tenants with findings; a broken one may call nothing."""
     if document is None or not document.dialect.has_hub:
         return NO_TENANTS, ()
@@ -303,7 +303,7 @@ def read_tenants(document: Document | None) -> tuple[Tenants, tuple[Finding, ...
 
 
 def read_issuers(
-    document: Document | None, public_url: str | None, tenants: Tenants = NO_TENANTS
+    document: ParsedFile | None, public_url: str | None, tenants: Tenants = NO_TENANTS
 ) -> tuple[tuple[IssuerSettings, ...], tuple[Finding, ...]]:
     """Return the issuers of a file, with findings about the others.
 
@@ -369,7 +369,7 @@ def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None
 # -- permissions that name an unknown server -----------------------------------------------------------------
 
 
-def misspelt_grants(document: Document | None, servers: Collection[str]) -> list[Finding]:
+def misspelt_grants(document: ParsedFile | None, servers: Collection[str]) -> list[Finding]:
     """Return findings about patterns whose server is unknown and is probably one of `servers`.
 
     A mistyped `deny` denies nothing, unnoticed. It is only a warning: a server that dials in may have
@@ -393,7 +393,7 @@ def misspelt_grants(document: Document | None, servers: Collection[str]) -> list
     return findings
 
 
-def _all_patterns(document: Document) -> Iterator[tuple[Place, str]]:
+def _all_patterns(document: ParsedFile) -> Iterator[tuple[Place, str]]:
     """Yield every pattern of a file, also of broken entries."""
     for root in (CALLERS, TENANTS, ISSUERS):
         for name, entry in document.section(root).items():

@@ -20,7 +20,7 @@ from isthmus.config.client_formats import (
     OWN,
     RENAMED_KEYS,
     STANDARD,
-    Dialect,
+    ClientDialect,
     DraftEntry,
     Root,
     WorkspaceContext,
@@ -28,7 +28,7 @@ from isthmus.config.client_formats import (
     inputs_used,
     with_hub_variables,
 )
-from isthmus.config.files import MAP_VARIABLE, Document, resolve_path, resolve_program
+from isthmus.config.files import MAP_VARIABLE, ParsedFile, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.model.names import server_name_with_digits
 from isthmus.upstream.server_settings import SERVER_KEYS
@@ -61,7 +61,7 @@ class Entry:
 
     name: str
     place: Place
-    dialect: Dialect
+    dialect: ClientDialect
     fields: Mapping[str, object] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)
     """Keys that the hub does not know, unchanged."""
@@ -78,7 +78,7 @@ class Entry:
 
 
 def entry_of(
-    name: str, fields: object, place: Place, dialect: Dialect, around: WorkspaceContext | None = None
+    name: str, fields: object, place: Place, dialect: ClientDialect, around: WorkspaceContext | None = None
 ) -> Entry:
     """Translate one entry into our keys."""
     if not isinstance(fields, dict):
@@ -158,7 +158,7 @@ def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> li
 
 
 def entries_of(
-    document: Document, home: Path, cwd: Path | None = None, runs_in: Path | None = None
+    document: ParsedFile, home: Path, cwd: Path | None = None, runs_in: Path | None = None
 ) -> tuple[list[Entry], list[Finding]]:
     """Return the entries of a file in its order, with findings about where they are.
 
@@ -215,12 +215,12 @@ def _is_this_hub(entry: Entry) -> bool:
     return "stdio" in words and any(Path(word).name == OWN.name for word in words)
 
 
-def has_place_for_servers(document: Document) -> bool:
+def has_place_for_servers(document: ParsedFile) -> bool:
     """Whether a file has a key under which servers can be."""
     return any(True for _ in _roots(document))
 
 
-def _roots(document: Document) -> Iterator[tuple[Root, object]]:
+def _roots(document: ParsedFile) -> Iterator[tuple[Root, object]]:
     found = [(root, table) for root in document.dialect.roots if (table := _below(document.table, root)) is not None]
     both = [(root, table) for root, table in found if root in OWN.roots]
     chosen = both or found[:1]
@@ -260,7 +260,7 @@ def _named(table: object) -> Iterator[tuple[str, str | int, object]]:
         yield name, position, rest
 
 
-def _project_entries(document: Document, cwd: Path, around: WorkspaceContext) -> tuple[list[Entry], list[Finding]]:
+def _project_entries(document: ParsedFile, cwd: Path, around: WorkspaceContext) -> tuple[list[Entry], list[Finding]]:
     """Return the entries that a file keeps for this folder or its parents, and a finding about other folders."""
     found: list[Entry] = []
     folders = [str(cwd), *map(str, cwd.parents)]
@@ -283,7 +283,7 @@ def _project_entries(document: Document, cwd: Path, around: WorkspaceContext) ->
     return found, [place.finding(message, code=finding_codes.OTHER_PROJECTS)] if others else []
 
 
-def _with_switches(entries: list[Entry], document: Document) -> list[Entry]:
+def _with_switches(entries: list[Entry], document: ParsedFile) -> list[Entry]:
     """Disable the entries that the file switches off outside of them: by name, or all by one key.
 
     Raises:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import cast
 
 from isthmus.config import finding_codes, values
-from isthmus.config.client_formats import CLIENTS, Dialect, places_of
+from isthmus.config.client_formats import CLIENTS, ClientDialect, places_of
 from isthmus.config.extensions import Extension, Importer
-from isthmus.config.files import FILE_BYTES_MAX, Document, read_document, read_regular_file, resolve_path
+from isthmus.config.files import FILE_BYTES_MAX, ParsedFile, read_document, read_regular_file, resolve_path
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import PARSERS
 
@@ -36,7 +36,7 @@ class HostContext:
 class ClientFiles:
     """The files that were found."""
 
-    documents: list[Document] = field(default_factory=list)
+    documents: list[ParsedFile] = field(default_factory=list)
     unread: list[Path] = field(default_factory=list)
     """Files that exist and cannot be read."""
     sought: list[Path] = field(default_factory=list)
@@ -44,7 +44,7 @@ class ClientFiles:
     findings: list[Finding] = field(default_factory=list)
 
 
-def named_imports(document: Document) -> tuple[str, ...]:
+def named_imports(document: ParsedFile) -> tuple[str, ...]:
     """Return the names and paths in `import` of our own file.
 
     Raises:
@@ -63,7 +63,7 @@ def read_client_files(
     place: Place,
     folder: Path,
     around: HostContext,
-    dialect: Dialect | None = None,
+    dialect: ClientDialect | None = None,
     *,
     importers: Mapping[str, Extension] | None = None,
 ) -> ClientFiles:
@@ -146,8 +146,8 @@ def _read_extension(extension: Extension, found: ClientFiles, place: Place, arou
             found.findings.append(Place(file).finding(message, code=finding_codes.SYNTAX))
             found.unread.append(file)
         else:
-            dialect = Dialect(extension.name, title, roots=(("mcpServers",),))
-            found.documents.append(Document(file, {"mcpServers": servers}, dialect))
+            dialect = ClientDialect(extension.name, title, roots=(("mcpServers",),))
+            found.documents.append(ParsedFile(file, {"mcpServers": servers}, dialect))
     if not present:
         found.findings.append(_nothing(title, files, place))
 
@@ -158,7 +158,7 @@ def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
     return place.finding(f"{verb} no file of {title} to read", advice=advice, code=finding_codes.NOTHING_TO_IMPORT)
 
 
-def _read_file(found: ClientFiles, file: Path, dialect: Dialect | None) -> None:
+def _read_file(found: ClientFiles, file: Path, dialect: ClientDialect | None) -> None:
     try:
         document = read_document(file, dialect)
     except ConfigError as error:

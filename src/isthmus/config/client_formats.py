@@ -1,10 +1,10 @@
 """The clients whose files the hub reads and writes: how each writes servers and variables, and where its files are.
 
-A `Dialect` describes one client's file; `config.client_entries_to_hub` applies its steps, which translate an entry into
-our keys. A step changes a `DraftEntry` and never fails: a value of an unexpected shape stays, and the checks of every
-entry report it. `with_hub_variables` rewrites a client's variables as `config.variables` reads them: `$VAR`, `%VAR%`
-and `{env:VAR}` become `${VAR}`, editor variables such as `${workspaceFolder}` become their value, and `${input:id}`,
-which an editor asks its user for, becomes a variable that can be set. `dialect_of` recognizes a file for
+A `ClientDialect` describes one client's file; `config.client_entries_to_hub` applies its steps, which translate an
+entry into our keys. A step changes a `DraftEntry` and never fails: a value of an unexpected shape stays, and the checks
+of every entry report it. `with_hub_variables` rewrites a client's variables as `config.variables` reads them: `$VAR`,
+`%VAR%` and `{env:VAR}` become `${VAR}`, editor variables such as `${workspaceFolder}` become their value, and
+`${input:id}`, which an editor asks its user for, becomes a variable that can be set. `dialect_of` recognizes a file for
 `config.files`, and `places_of` finds a client's files for `config.client_file_reader`. `WRITTEN_FORMS` says how
 `isthmus connect` writes the hub into a client's file. Nothing here opens a file or looks up a variable. A client
 without any habits still has its row, so that the command line knows its name.
@@ -74,7 +74,7 @@ SHARED_ROOTS: tuple[Root, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ClientDialect:
     """How one client writes servers."""
 
     name: str
@@ -103,8 +103,8 @@ class Dialect:
     """Steps for this client only; they run before the common ones."""
 
 
-OWN = Dialect("isthmus", "Isthmus", roots=(("mcpServers",), ("servers",)), is_own=True, has_hub=True)
-STANDARD = Dialect("mcp.json", "mcp.json", has_hub=True)
+OWN = ClientDialect("isthmus", "Isthmus", roots=(("mcpServers",), ("servers",)), is_own=True, has_hub=True)
+STANDARD = ClientDialect("mcp.json", "mcp.json", has_hub=True)
 """A file of an unknown client."""
 
 RENAMED_KEYS = {
@@ -264,17 +264,17 @@ def read_token(draft: DraftEntry) -> None:
 
 _MCP_SERVERS = (("mcpServers",),)
 
-CLAUDE_DESKTOP = Dialect("claude-desktop", "Claude Desktop", roots=_MCP_SERVERS)
-CLAUDE_CODE = Dialect(
+CLAUDE_DESKTOP = ClientDialect("claude-desktop", "Claude Desktop", roots=_MCP_SERVERS)
+CLAUDE_CODE = ClientDialect(
     "claude-code", "Claude Code", roots=_MCP_SERVERS, unit="milliseconds", ignored_below=1000, has_projects=True
 )  # fmt: skip
-CURSOR = Dialect("cursor", "Cursor", roots=_MCP_SERVERS)
-VSCODE = Dialect("vscode", "VS Code", roots=(("servers",), ("mcp", "servers"), ("mcpServers",)), http="auto")
-WINDSURF = Dialect("windsurf", "Windsurf", roots=_MCP_SERVERS)
+CURSOR = ClientDialect("cursor", "Cursor", roots=_MCP_SERVERS)
+VSCODE = ClientDialect("vscode", "VS Code", roots=(("servers",), ("mcp", "servers"), ("mcpServers",)), http="auto")
+WINDSURF = ClientDialect("windsurf", "Windsurf", roots=_MCP_SERVERS)
 # Their sources say that an address without a type is SSE, which was the only transport once.
-CLINE = Dialect("cline", "Cline", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
-ROO = Dialect("roo", "Roo Code", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
-GEMINI = Dialect(
+CLINE = ClientDialect("cline", "Cline", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
+ROO = ClientDialect("roo", "Roo Code", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
+GEMINI = ClientDialect(
     "gemini",
     "Gemini CLI",
     roots=_MCP_SERVERS,
@@ -282,10 +282,10 @@ GEMINI = Dialect(
     syntax=("dollar", "percent"),
     switches=("mcp",),
 )
-CODEX = Dialect(
+CODEX = ClientDialect(
     "codex", "Codex", roots=(("mcp_servers",),), unit="seconds", bare_url="http", steps=(read_tool_timeout,)
 )  # fmt: skip
-GOOSE = Dialect(
+GOOSE = ClientDialect(
     "goose",
     "Goose",
     roots=(("extensions",),),
@@ -294,10 +294,10 @@ GOOSE = Dialect(
     steps=(move_up("config"),),
 )
 # Seconds now, milliseconds in earlier versions: the size of the number decides.
-ZED = Dialect("zed", "Zed", roots=(("context_servers",),))
-KIRO = Dialect("kiro", "Kiro", roots=_MCP_SERVERS, unit="milliseconds")
-COPILOT = Dialect("copilot", "Copilot CLI", roots=_MCP_SERVERS, steps=(read_tools_as_filter,))
-OPENCODE = Dialect(
+ZED = ClientDialect("zed", "Zed", roots=(("context_servers",),))
+KIRO = ClientDialect("kiro", "Kiro", roots=_MCP_SERVERS, unit="milliseconds")
+COPILOT = ClientDialect("copilot", "Copilot CLI", roots=_MCP_SERVERS, steps=(read_tools_as_filter,))
+OPENCODE = ClientDialect(
     "opencode",
     "opencode",
     roots=(("mcp", "servers"), ("mcp",)),
@@ -305,12 +305,12 @@ OPENCODE = Dialect(
     syntax=("curly",),
     steps=(read_request_timeout,),
 )
-MCPPROXY = Dialect("mcpproxy", "mcpproxy", roots=_MCP_SERVERS, steps=(disable_quarantined,))
-FASTMCP = Dialect(
+MCPPROXY = ClientDialect("mcpproxy", "mcpproxy", roots=_MCP_SERVERS, steps=(disable_quarantined,))
+FASTMCP = ClientDialect(
     "fastmcp", "FastMCP", roots=_MCP_SERVERS, bare_url="path", unit="milliseconds", steps=(read_token,)
 )  # fmt: skip
 
-CLIENTS: dict[str, Dialect] = {
+CLIENTS: dict[str, ClientDialect] = {
     dialect.name: dialect
     for dialect in (
         CLAUDE_DESKTOP, CLAUDE_CODE, CURSOR, VSCODE, WINDSURF, CLINE, ROO, GEMINI,
@@ -319,7 +319,7 @@ CLIENTS: dict[str, Dialect] = {
 }  # fmt: skip
 """By the name on the command line and in `import`."""
 
-DIALECTS: dict[str, Dialect] = {OWN.name: OWN, STANDARD.name: STANDARD, **CLIENTS}
+DIALECTS: dict[str, ClientDialect] = {OWN.name: OWN, STANDARD.name: STANDARD, **CLIENTS}
 """The values of `--dialect`."""
 
 
@@ -474,7 +474,7 @@ class WorkspaceContext:
     """By id, as the file declares them."""
 
 
-def with_hub_variables(text: str, dialect: Dialect, around: WorkspaceContext) -> str:
+def with_hub_variables(text: str, dialect: ClientDialect, around: WorkspaceContext) -> str:
     """Return `text` with its variables written as `${VAR}`."""
     for form in dialect.syntax:
         text = _VARIABLE_FORMS[form].sub(r"${\1}", text)
@@ -556,7 +556,7 @@ _IN_SETTINGS: Mapping[str, tuple[str, ...]] = {
 }
 """By client: its files below the system's folder for settings."""
 
-_BY_NAME: Mapping[str, Dialect] = {
+_BY_NAME: Mapping[str, ClientDialect] = {
     "claude_desktop_config.json": CLAUDE_DESKTOP,
     ".mcp.json": CLAUDE_CODE,
     ".claude.json": CLAUDE_CODE,
@@ -567,7 +567,7 @@ _BY_NAME: Mapping[str, Dialect] = {
     "opencode.json": OPENCODE,
     "opencode.jsonc": OPENCODE,
 }
-_BY_FOLDER: Mapping[str, Dialect] = {
+_BY_FOLDER: Mapping[str, ClientDialect] = {
     ".cursor": CURSOR,
     ".vscode": VSCODE,
     "windsurf": WINDSURF,
@@ -592,7 +592,7 @@ _BY_FOLDER: Mapping[str, Dialect] = {
     ".mcpproxy": MCPPROXY,
     "User": VSCODE,
 }
-_BY_ROOT: Mapping[tuple[str, str], Dialect] = {
+_BY_ROOT: Mapping[tuple[str, str], ClientDialect] = {
     ("mcp_servers", ".toml"): CODEX,
     ("extensions", ".yaml"): GOOSE,
     ("context_servers", ".json"): ZED,
@@ -603,7 +603,7 @@ _FOLDERS_UP = 3
 """How many parent folders are considered."""
 
 
-def dialect_of(file: Path, table: Mapping[str, object]) -> Dialect:
+def dialect_of(file: Path, table: Mapping[str, object]) -> ClientDialect:
     """Return the dialect of a file by its name, its folders and its outermost keys."""
     if file.stem == OWN.name:
         return OWN
@@ -620,17 +620,17 @@ def dialect_of(file: Path, table: Mapping[str, object]) -> Dialect:
     return STANDARD if file.suffix.lower() in (".json", ".jsonc") else OWN
 
 
-def places_of(client: Dialect, home: Path, cwd: Path, environment: Mapping[str, str]) -> list[Path]:
+def places_of(client: ClientDialect, home: Path, cwd: Path, environment: Mapping[str, str]) -> list[Path]:
     """Return where a client's files may be, those of the project first."""
     return [*project_files(client, cwd), *user_files(client, home, environment)]
 
 
-def project_files(client: Dialect, folder: Path) -> list[Path]:
+def project_files(client: ClientDialect, folder: Path) -> list[Path]:
     """Return where a client's files for a project's folder may be."""
     return [folder / path for path in _IN_PROJECT.get(client.name, ())]
 
 
-def user_files(client: Dialect, home: Path, environment: Mapping[str, str]) -> list[Path]:
+def user_files(client: ClientDialect, home: Path, environment: Mapping[str, str]) -> list[Path]:
     """Return where a client's files for all projects may be."""
     if sys.platform == "darwin":
         settings = home / "Library" / "Application Support"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, cast, get_args
 
 from isthmus.config import values
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import BAD_EXTENSION
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.variables import SecretSource, UsedVariables, Variables
@@ -132,7 +132,7 @@ class Extensions:
         return {each.name: each.secret for each in self.in_group("secrets")}
 
 
-def read_extensions(document: Document | None, variables: Variables) -> tuple[Extensions, tuple[Finding, ...]]:
+def read_extensions(document: ParsedFile | None, variables: Variables) -> tuple[Extensions, tuple[Finding, ...]]:
     """Return the extensions that a file names, with findings.
 
     Raises:

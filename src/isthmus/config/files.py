@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from isthmus.config import finding_codes, values
-from isthmus.config.client_formats import PROJECT_NAMES, Dialect, dialect_of
+from isthmus.config.client_formats import PROJECT_NAMES, ClientDialect, dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
 
@@ -43,12 +43,12 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ParsedFile:
     """A file as read."""
 
     file: Path
     table: dict[str, object]
-    dialect: Dialect
+    dialect: ClientDialect
     warnings: tuple[Finding, ...] = ()
 
     def section(self, root: str) -> dict[str, object]:
@@ -147,7 +147,7 @@ def _base_folder(variable: str, environment: Mapping[str, str], default: Path) -
     return named if named.is_absolute() else default
 
 
-def read_document(file: Path, dialect: Dialect | None = None) -> Document:
+def read_document(file: Path, dialect: ClientDialect | None = None) -> ParsedFile:
     """Read a file; its path and content tell the dialect, unless it is given.
 
     Raises:
@@ -170,7 +170,7 @@ def read_document(file: Path, dialect: Dialect | None = None) -> Document:
             Place(file, f"line {line}").finding("is not UTF-8 text", code=finding_codes.UNREADABLE_FILE)
         ) from error
     table, warnings = parse(file, text)
-    return Document(file, table, dialect or dialect_of(file, table), warnings)
+    return ParsedFile(file, table, dialect or dialect_of(file, table), warnings)
 
 
 # -- state folders -------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def derived_state(file: Path | None, environment: Mapping[str, str], home: Path)
     return usual / STATES_FOLDER / f"{readable or 'hub'}-{digest}"
 
 
-def state_folder(document: Document | None, environment: Mapping[str, str], home: Path) -> Path:
+def state_folder(document: ParsedFile | None, environment: Mapping[str, str], home: Path) -> Path:
     """Return the state folder that a file names, or its own."""
     if document is None:
         return derived_state(None, environment, home)

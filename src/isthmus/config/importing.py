@@ -20,7 +20,7 @@ from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN
 from isthmus.config.entries_to_settings import EntryContext, LoadedServers
 from isthmus.config.entry_secrets import any_secret, secrets_of
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import UNRESOLVED_VARIABLE
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.text_editing import SERVERS, merge_tables, toml_table
@@ -88,7 +88,7 @@ class ImportPlan:
     """By name: the servers that the file has, or will have; None for broken ones."""
     _in_file: set[str] = field(default_factory=set)
 
-    def begin(self, target: Document | None) -> None:
+    def begin(self, target: ParsedFile | None) -> None:
         """Note the servers that the file already has.
 
         Raises:
@@ -99,7 +99,7 @@ class ImportPlan:
             self._known = {name: loaded.servers.get(name) for name in loaded.entries}
             self._in_file = set(self._known)
 
-    def add(self, documents: Iterable[Document]) -> None:
+    def add(self, documents: Iterable[ParsedFile]) -> None:
         """Decide about the servers of other files, in order: of two with one name the first counts."""
         for document in documents:
             try:
@@ -166,7 +166,7 @@ def has_same_effect(one: ServerSettings, other: ServerSettings) -> bool:
 
 
 def load_servers(
-    document: Document, around: HostContext, limits: Limits | None = None, *, runs_in: Path | None = None
+    document: ParsedFile, around: HostContext, limits: Limits | None = None, *, runs_in: Path | None = None
 ) -> LoadedServers:
     """Return the servers of one file without the rest of it, by default with the default limits.
 

@@ -28,10 +28,10 @@ from isthmus.config.callers import (
 )
 from isthmus.config.client_entries_to_hub import entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.client_file_reader import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
-from isthmus.config.client_formats import OWN, Dialect
+from isthmus.config.client_formats import OWN, ClientDialect
 from isthmus.config.entries_to_settings import RESERVED, EntryContext, LoadedServers, look_alikes
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
-from isthmus.config.files import Document, find_file, read_document
+from isthmus.config.files import ParsedFile, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.named_tables import idle_rules, read_approvals, read_budgets, read_fleets, read_sets, unknown_names
 from isthmus.config.settings import Configuration, HubSettings
@@ -75,7 +75,7 @@ def load(  # noqa: PLR0913 - all but the first are named, or always the same
     host: str | None = None,
     port: int | None = None,
     log_level: str | None = None,
-    dialect: Dialect | None = None,
+    dialect: ClientDialect | None = None,
     stored: StoredTables | None = None,
 ) -> Configuration:
     """Find, read and check the configuration; without any file, return the defaults.
@@ -99,7 +99,7 @@ def load(  # noqa: PLR0913 - all but the first are named, or always the same
     return replace(read, version=version)
 
 
-def _joined(document: Document, tables: Mapping[str, object]) -> dict[str, object]:
+def _joined(document: ParsedFile, tables: Mapping[str, object]) -> dict[str, object]:
     """The settings of a node and the tables that all nodes share.
 
     Raises:
@@ -147,7 +147,7 @@ def load_for_keys(path: Path | None, environment: Mapping[str, str], cwd: Path, 
     return Configuration(file=file, hub=hub, tenants=tenants, named=_caller_names(document))
 
 
-def _caller_names(document: Document | None) -> frozenset[str]:
+def _caller_names(document: ParsedFile | None) -> frozenset[str]:
     return frozenset() if document is None or not document.dialect.has_hub else frozenset(document.section(CALLERS))
 
 
@@ -163,7 +163,7 @@ class _Loading:
         self._extensions = Extensions()
         self._limits = HubSettings().limits
 
-    def configuration(self, document: Document | None) -> Configuration:
+    def configuration(self, document: ParsedFile | None) -> Configuration:
         """Read the file and its imports, then the environment."""
         self._extensions, findings = read_extensions(document, self._variables(document))
         variables = self._variables(document)
@@ -236,7 +236,7 @@ class _Loading:
             origins=origins_of(document, self._loaded, self._given, defaults),
         )
 
-    def _read_servers(self, document: Document) -> ClientFiles:
+    def _read_servers(self, document: ParsedFile) -> ClientFiles:
         """Read the servers of a file, then those of the files that it imports."""
         place = Place(document.file, IMPORT)
         self._read_entries(document)
@@ -252,7 +252,7 @@ class _Loading:
                 self._findings += error.findings
         return imported
 
-    def _read_entries(self, document: Document) -> None:
+    def _read_entries(self, document: ParsedFile) -> None:
         self._files += [document.file, document.file.with_name(ENV_NAME)]
         home, cwd = self._around.home, self._around.cwd
         visible, findings = variables_of(document.file, self._around.environment)
@@ -262,7 +262,7 @@ class _Loading:
         sources = self._extensions.sources() if document.dialect.is_own else None
         self._loaded.add(entries, EntryContext(Variables(visible, folder, home, sources), folder, home, self._limits))
 
-    def _variables(self, document: Document | None) -> Variables:
+    def _variables(self, document: ParsedFile | None) -> Variables:
         """Return the variables that the hub's own tables can use; findings of `.env` come with the servers."""
         home, environment = self._around.home, self._around.environment
         if document is None:
@@ -271,7 +271,7 @@ class _Loading:
         return Variables(variables_of(document.file, environment)[0], document.file.parent, home, sources)
 
 
-def _check_tables(document: Document) -> list[Finding]:
+def _check_tables(document: ParsedFile) -> list[Finding]:
     """Return findings about the outermost keys of a file.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from isthmus.config import finding_codes, values
 from isthmus.config.callers import APPROVALS, BUDGETS, CALLERS, FLEETS, ISSUERS, SETS, exposure, patterns, result_limit
 from isthmus.config.entries_to_settings import json_table
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import FindingCode
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match, fix_of
 from isthmus.config.variables import UsedVariables, Variables
@@ -85,7 +85,7 @@ _RULE_FIXES = (
 
 
 def read_approvals(
-    document: Document | None, variables: Variables, budgets: Container[str] = ()
+    document: ParsedFile | None, variables: Variables, budgets: Container[str] = ()
 ) -> tuple[ApprovalRule, ...]:
     """Return the rules of a file, in its order. `budgets` are the names that they may use.
 
@@ -109,7 +109,7 @@ def read_approvals(
 
 
 def idle_rules(
-    rules: tuple[ApprovalRule, ...], document: Document | None, budgets: Mapping[str, Budget]
+    rules: tuple[ApprovalRule, ...], document: ParsedFile | None, budgets: Mapping[str, Budget]
 ) -> list[Finding]:
     """Return findings about rules that hold no call: an earlier rule or a budget always comes first."""
     findings: list[Finding] = []
@@ -235,7 +235,7 @@ _BUDGET_FIXES = (
 """Parts of the mistakes in a budget, and what to write instead; the first match counts."""
 
 
-def read_budgets(document: Document | None) -> tuple[Budget, ...]:
+def read_budgets(document: ParsedFile | None) -> tuple[Budget, ...]:
     """Return the budgets of a file, in its order.
 
     Raises:
@@ -364,7 +364,7 @@ _SET_FIXES = (
 
 
 def read_sets(
-    document: Document | None, variables: Variables, servers: Collection[str]
+    document: ParsedFile | None, variables: Variables, servers: Collection[str]
 ) -> tuple[dict[str, SetSettings], list[Finding]]:
     """Return the sets of a file by name, with findings. `servers` are the names that a set cannot have."""
     if document is None or not document.dialect.has_hub:
@@ -412,7 +412,7 @@ def _unpicked(settings: SetSettings, listed: ListName) -> list[str]:
     return unpicked
 
 
-def _unknown_bindings(document: Document, sets: Collection[str]) -> list[Finding]:
+def _unknown_bindings(document: ParsedFile, sets: Collection[str]) -> list[Finding]:
     """Return findings about callers and issuers that are bound to a set that the file does not have.
 
     A set with a mistake has its own finding, which says what it means for them.
@@ -501,7 +501,7 @@ _FLEET_FIXES = (
 
 
 def read_fleets(
-    document: Document | None, servers: Collection[str]
+    document: ParsedFile | None, servers: Collection[str]
 ) -> tuple[dict[ServerName, FleetSettings], list[Finding]]:
     """Return the fleets of a file by name, with findings. `servers` are the names that a fleet cannot have."""
     if document is None or not document.dialect.has_hub:

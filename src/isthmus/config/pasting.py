@@ -21,7 +21,7 @@ from isthmus.config.client_entries_to_hub import Entry, entries_of, entry_of
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN, STANDARD, VSCODE, dialect_of
 from isthmus.config.entries_to_settings import LoadedServers
-from isthmus.config.files import Document, usual_files
+from isthmus.config.files import ParsedFile, usual_files
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import parse, strict_json
 from isthmus.config.importing import ImportCandidate, context_of, has_same_effect, own_fields, transport_of
@@ -105,7 +105,7 @@ class Paste:
     """A paste whose form is known."""
 
     form: Form
-    document: Document
+    document: ParsedFile
 
 
 def preview(
@@ -271,7 +271,7 @@ def _read(text: str, folder: Path) -> Paste:
     return Paste("command", _command(text, folder / "pasted.json"))
 
 
-def _json(text: str, file: Path) -> Document:
+def _json(text: str, file: Path) -> ParsedFile:
     if text.startswith('"'):  # members without their braces, as documentation often shows them
         text = f"{{{text.rstrip().removesuffix(',')}\n}}"
     if text.startswith("["):
@@ -281,11 +281,11 @@ def _json(text: str, file: Path) -> Document:
             raise CannotPreview(
                 "The text begins like a JSON list but is not valid JSON. Copy it again, to its last ]."
             ) from error
-        return Document(file, {"mcpServers": listed}, STANDARD)
+        return ParsedFile(file, {"mcpServers": listed}, STANDARD)
     return _table(text, file)
 
 
-def _table(text: str, file: Path) -> Document:
+def _table(text: str, file: Path) -> ParsedFile:
     try:
         table, warnings = parse(file, text)
     except ConfigError as error:
@@ -296,19 +296,19 @@ def _table(text: str, file: Path) -> Document:
     if isinstance(table.get("name"), str) and isinstance(table.get("config"), dict):  # as registries show it
         return _one(file, str(table["name"]), table["config"], warnings)
     if table and all(isinstance(each, dict) and _is_entry(each) for each in table.values()):
-        return Document(file, {"mcpServers": table}, STANDARD, warnings)
+        return ParsedFile(file, {"mcpServers": table}, STANDARD, warnings)
     dialect = VSCODE if "inputs" in table and "servers" in table else dialect_of(file, table)
     if dialect is OWN and not table.keys() & {"servers", "mcpServers"}:
         dialect = STANDARD  # a table of entries, or another client's keys in TOML or YAML
-    return Document(file, table, dialect, warnings)
+    return ParsedFile(file, table, dialect, warnings)
 
 
 def _is_entry(table: Mapping[str, object]) -> bool:
     return any(isinstance(table.get(key), str | list) for key in _ENTRY_KEYS)
 
 
-def _one(file: Path, name: str, fields: object, warnings: tuple[Finding, ...] = ()) -> Document:
-    return Document(file, {"mcpServers": {name: fields}}, STANDARD, warnings)
+def _one(file: Path, name: str, fields: object, warnings: tuple[Finding, ...] = ()) -> ParsedFile:
+    return ParsedFile(file, {"mcpServers": {name: fields}}, STANDARD, warnings)
 
 
 def _refused(error: ConfigError) -> CannotPreview:
@@ -322,7 +322,7 @@ def _refused(error: ConfigError) -> CannotPreview:
 # -- commands ------------------------------------------------------------------------------------------------
 
 
-def _command(text: str, file: Path) -> Document:
+def _command(text: str, file: Path) -> ParsedFile:
     text = re.sub(r"\\\r?\n", " ", text).removeprefix("$ ").strip()
     if "\n" in text:
         advice = "Paste one command; end a line that goes on with a backslash."

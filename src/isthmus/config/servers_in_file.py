@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config.entries_to_settings import server_names
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.text_editing import Keys, edit
 
 
@@ -21,7 +21,7 @@ class ServerFile:
 
     file: Path
     text: str
-    document: Document
+    document: ParsedFile
 
     @property
     def is_own(self) -> bool:

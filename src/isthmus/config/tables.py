@@ -18,7 +18,7 @@ from isthmus.cluster.settings import FILES, ClusterSettings
 from isthmus.code.settings import CodeSettings
 from isthmus.config import finding_codes, values
 from isthmus.config.callers import patterns
-from isthmus.config.files import STATE, Document, home_folder, resolve_path, state_folder
+from isthmus.config.files import STATE, ParsedFile, home_folder, resolve_path, state_folder
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place, closest_match
 from isthmus.config.settings import HubSettings, RelayParts
 from isthmus.config.variables import UsedVariables, Variables
@@ -326,7 +326,7 @@ HUB_TABLES: Mapping[str, HubTable] = {
 
 
 def read_table(
-    document: Document, root: str, types: Mapping[str, Any] | None = None
+    document: ParsedFile, root: str, types: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     """Return the values of one table in their types, with a finding for each unknown key.
 
@@ -357,7 +357,7 @@ def read_table(
     return read, tuple(place.unknown(key, known) for key in table if key not in known)
 
 
-def accepted(document: Document, root: str, make: Callable[[], T]) -> T:
+def accepted(document: ParsedFile, root: str, make: Callable[[], T]) -> T:
     """Return the settings that `make` builds of a table.
 
     Raises:
@@ -369,7 +369,7 @@ def accepted(document: Document, root: str, make: Callable[[], T]) -> T:
         raise ConfigError(Place(document.file, root).mistake(error)) from error
 
 
-def read_settings(document: Document | None, root: str, settings: type[T]) -> tuple[T, tuple[Finding, ...]]:
+def read_settings(document: ParsedFile | None, root: str, settings: type[T]) -> tuple[T, tuple[Finding, ...]]:
     """Return the settings of a table that fills one class, with findings.
 
     Raises:
@@ -383,7 +383,7 @@ def read_settings(document: Document | None, root: str, settings: type[T]) -> tu
 
 
 def read_tables(
-    document: Document | None, variables: Variables, schemes: Collection[str]
+    document: ParsedFile | None, variables: Variables, schemes: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, tuple[Finding, ...]]]:
     """Return the settings of all tables but `[hub]`, `[log]` and `[limits]`, and findings, both by table.
 
@@ -425,7 +425,7 @@ def resolve_secret(key: str, text: str, variables: Variables) -> str:
 
 
 def read_hub(
-    document: Document | None,
+    document: ParsedFile | None,
     environment: Mapping[str, str],
     home: Path,
     given: Mapping[str, Any],
@@ -504,7 +504,7 @@ def call_seconds(environment: Mapping[str, str]) -> tuple[float | None, list[Fin
 # -- [telemetry] ---------------------------------------------------------------------------------------------
 
 
-def read_telemetry(document: Document | None, variables: Variables) -> tuple[TelemetrySettings, tuple[Finding, ...]]:
+def read_telemetry(document: ParsedFile | None, variables: Variables) -> tuple[TelemetrySettings, tuple[Finding, ...]]:
     """Return the settings with findings.
 
     Raises:
@@ -528,7 +528,7 @@ def read_telemetry(document: Document | None, variables: Variables) -> tuple[Tel
 
 
 def read_storage(
-    document: Document | None, variables: Variables, schemes: Collection[str] = ()
+    document: ParsedFile | None, variables: Variables, schemes: Collection[str] = ()
 ) -> tuple[StorageSettings, tuple[Finding, ...]]:
     """Return the settings with findings; `schemes` are those of addresses that extensions handle.
 
@@ -552,7 +552,7 @@ def read_storage(
 
 
 def read_cluster(
-    document: Document | None, variables: Variables, storage: StorageSettings
+    document: ParsedFile | None, variables: Variables, storage: StorageSettings
 ) -> tuple[ClusterSettings, tuple[Finding, ...]]:
     """Return the settings with findings. No message quotes an address: it may contain a password.
 
@@ -585,7 +585,7 @@ def read_cluster(
 # -- [credentials] -------------------------------------------------------------------------------------------
 
 
-def read_credentials(document: Document | None, variables: Variables) -> tuple[VaultSettings, tuple[Finding, ...]]:
+def read_credentials(document: ParsedFile | None, variables: Variables) -> tuple[VaultSettings, tuple[Finding, ...]]:
     """Return the keys that encrypt stored logins, with findings.
 
     Raises:
@@ -608,7 +608,7 @@ def read_credentials(document: Document | None, variables: Variables) -> tuple[V
 # -- [relay] -------------------------------------------------------------------------------------------------
 
 
-def read_relay(document: Document | None, variables: Variables) -> tuple[RelayParts, tuple[Finding, ...]]:
+def read_relay(document: ParsedFile | None, variables: Variables) -> tuple[RelayParts, tuple[Finding, ...]]:
     """Return the settings of the relay's three parts, with findings.
 
     A broken entry of an agent is skipped. A mistake must not widen access: if the entry may have contained a `deny`,

@@ -16,7 +16,7 @@ from typing import Any
 
 from isthmus.config.callers import CALLERS
 from isthmus.config.entries_to_settings import LoadedServers
-from isthmus.config.files import FILE_BYTES_MAX, Document, read_regular_file
+from isthmus.config.files import FILE_BYTES_MAX, ParsedFile, read_regular_file
 from isthmus.config.findings import Place
 from isthmus.config.formats import strict_json
 from isthmus.config.settings import Origin
@@ -37,7 +37,7 @@ _TOML_HEADER = re.compile(r"\s*(\[[^\[\]\n]+\])\s*(?:#.*)?")
 
 
 def origins_of(
-    document: Document | None, loaded: LoadedServers, given: Mapping[str, object], variables: Mapping[str, str]
+    document: ParsedFile | None, loaded: LoadedServers, given: Mapping[str, object], variables: Mapping[str, str]
 ) -> dict[str, Origin]:
     """Return the origin of every value that is not a default, by its path.
 

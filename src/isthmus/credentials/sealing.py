@@ -25,11 +25,11 @@ class ProcessSealer:
         self._cipher = ChaCha20Poly1305(ChaCha20Poly1305.generate_key())
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
-        """See `core.ports.Sealer`."""
+        """Content as a text that only this hub can open."""
         return base64.urlsafe_b64encode(self.seal_bytes(content, bound_to)).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
-        """See `core.ports.Sealer`."""
+        """The content; None if it was not sealed here, was changed, or is bound to something else."""
         if not sealed.isascii():
             return None
         try:

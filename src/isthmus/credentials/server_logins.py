@@ -165,7 +165,7 @@ class Login:
         return self._settings.grant in ("authorization_code", "device")
 
     def headers_for(self, server: ServerName) -> Mapping[str, str]:
-        """See `core.ports.Credentials`."""
+        """The headers to send to this server now."""
         if self._token is None:
             return self._headers
         own = {name: value for name, value in self._headers.items() if name.lower() != "authorization"}
@@ -173,15 +173,15 @@ class Login:
 
     @property
     def signer(self) -> RequestSigner | None:
-        """See `core.ports.Credentials`."""
+        """Signs the requests of a new link; None if headers are enough."""
         return self if self._token is not None and self._token.is_bound else None
 
     def proof_for(self, method: str, url: str, authorization: str) -> str | None:
-        """See `core.ports.RequestSigner`; signs with the current login's key."""
+        """The proof for a request, signed with the key of the current login; None if its token has no key."""
         return None if self._prover is None else self._prover.proof_for(method, url, authorization)
 
     def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
-        """See `core.ports.RequestSigner`."""
+        """Read a response; True if it rejects a request because the proof had no nonce, or an old one."""
         return self._prover is not None and self._prover.wants_nonce(url, status, headers)
 
     # -- before a link is made ---------------------------------------------------------------------------------------

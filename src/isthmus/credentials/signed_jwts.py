@@ -170,7 +170,7 @@ class Prover:
         return self.key.sign(claims)
 
     def proof_for(self, method: str, url: str, authorization: str) -> str | None:
-        """See `core.ports.RequestSigner`."""
+        """The `DPoP` header for a request with this `Authorization`; None if that needs no proof."""
         scheme, _, token = authorization.partition(" ")
         return self.proof(method, url, token) if scheme.lower() == SCHEME else None
 
@@ -187,7 +187,7 @@ class Prover:
         return True
 
     def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
-        """See `core.ports.RequestSigner`."""
+        """Read a response; True if it rejects a request because the proof had no nonce, or an old one."""
         has_nonce = self.set_nonce(url, headers)
         return has_nonce and status == UNAUTHORIZED and USE_NONCE in headers.get("www-authenticate", "")
 
@@ -221,11 +221,11 @@ class PushKeyFile:
         self._file = state / PUSH_KEY_FILE
 
     def read(self) -> bytes:
-        """See `PushKeyStore`."""
+        """The key as PEM. Raises `FileNotFoundError` if it was not created yet, or `OSError`."""
         return self._file.read_bytes()
 
     def create(self, pem: bytes) -> None:
-        """See `PushKeyStore`."""
+        """Store a new key, unless somebody else does it first. Raises `OSError`."""
         create_key_file(self._file, pem)
 
     def __str__(self) -> str:

@@ -370,7 +370,7 @@ class SharedVault(Vault):
         self._state = state
 
     def stamp(self) -> tuple[int, ...]:
-        """See `Vault`."""
+        """A value that changes whenever the vault does; no file is read."""
         return (self._state.revision(LOGINS),)
 
     def unreadable(self) -> Sequence[str]:
@@ -380,18 +380,18 @@ class SharedVault(Vault):
         return sorted({row.server for row in rows if row.key not in self._keys})
 
     def get(self, slot: Slot) -> bytes | None:
-        """See `Vault`."""
+        """Return the login in a slot; None if it is empty."""
         found = self._state.all(LOGINS).get(slot.id)
         return None if found is None else self._content(slot, found)
 
     def put(self, slot: Slot, content: bytes) -> None:
-        """See `Vault`."""
+        """Store a login in a slot and replace the previous one. Raises `OSError` or `VaultDamaged`."""
         self._load_keys(may_make=True)
         while not self._state.write(LOGINS, {slot.id: self._change(slot, content)}):
             pass  # another node was faster; this login is the newer one
 
     def replace(self, slot: Slot, before: bytes, content: bytes) -> bool:
-        """See `Vault`."""
+        """Replace the login `before` by another; False if the slot contains something else now."""
         self._load_keys(may_make=True)
         found = self._state.all(LOGINS).get(slot.id)
         if found is None or self._content(slot, found) != before:
@@ -399,29 +399,26 @@ class SharedVault(Vault):
         return self._state.write(LOGINS, {slot.id: StateDocument(found.version, self._sealed(slot, content))})
 
     async def replace_in_thread(self, slot: Slot, before: bytes, content: bytes) -> bool:
-        """See `Vault`."""
+        """The same as `replace`, without holding the event loop where that takes longer than a file."""
         return await asyncio.to_thread(self.replace, slot, before, content)
 
     def remove(self, slot: Slot) -> bool:
-        """See `Vault`."""
+        """Delete a login; False if there was none."""
         while (found := self._state.all(LOGINS).get(slot.id)) is not None:
             if self._state.write(LOGINS, {slot.id: StateDocument(found.version, None)}):
                 return True
         return False
 
-    def turn(self, slot: Slot) -> AbstractAsyncContextManager[None]:
-        """See `Vault`; other nodes wait, too, since a refresh token can often be used only once."""
-        return self._turn(slot)
-
     @asynccontextmanager
-    async def _turn(self, slot: Slot) -> AsyncIterator[None]:
+    async def turn(self, slot: Slot) -> AsyncIterator[None]:
+        """Hold the lock for renewing a login. Other nodes wait, too: many refresh tokens can be used only once."""
         async with self._state.lock(f"login {slot.id}"):
             with suppress(OSError):
                 await asyncio.to_thread(self._state.read_now)  # what the node before has stored
             yield
 
     def slots(self) -> Iterator[Slot]:
-        """See `Vault`."""
+        """All slots with a readable login."""
         for id, found in sorted(self._state.all(LOGINS).items()):
             with suppress(VaultDamaged):
                 row = self._decoded(found.body or b"")

@@ -282,7 +282,7 @@ class Issuers:
         return looked if isinstance(looked, Unproven) else None
 
     def knows(self, caller: Caller) -> bool:
-        """See `identity.verifier.Verifier`."""
+        """Whether a caller that this verifier identified is still valid; if not, its sessions end within a second."""
         return any(issuer.knows(caller) for issuer in self._issuers.values())
 
     def _look_at(self, credential: bytes, digest: bytes) -> Caller | Bound | Unproven:

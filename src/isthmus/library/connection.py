@@ -131,15 +131,15 @@ class BlockingHub:
 
     @property
     def failures(self) -> dict[str, str]:
-        """See `ConnectedHub`."""
+        """Servers that are not connected, and why. The hub reconnects in the background."""
         return self.service.failures
 
     def tools(self) -> list[UniversalTool]:
-        """See `ConnectedHub`."""
+        """The tools, with `name`, `description` and `parameters_schema`."""
         return self.service.universal_tools()
 
     def call(self, name: str, arguments: Mapping[str, Any] | None = None, /, **named: Any) -> ToolResult:
-        """See `ConnectedHub`."""
+        """Call a tool, with arguments by name, in a dictionary, or both."""
         result = self.service.execute_tool(_request(name, arguments, named, self._timeout))
         if result.status == ToolStatus.NOT_FOUND:
             self.service.resolve(name)
@@ -148,7 +148,7 @@ class BlockingHub:
     def stream(
         self, name: str, arguments: Mapping[str, Any] | None = None, /, **named: Any
     ) -> Generator[ToolStreamChunk]:
-        """See `ConnectedHub`."""
+        """Call a tool and yield its progress, logs and output as they happen; the last chunk has the `result`."""
         with self.service.execute_tool_stream(_request(name, arguments, named, self._timeout)) as chunks:
             for chunk in chunks:
                 if chunk.result is not None:

@@ -223,19 +223,19 @@ class AsyncioPromise(Generic[T]):
         self._channel = channel
 
     def set_result(self, value: T) -> None:
-        """See `Promise`."""
+        """Wake the receiver with this value. Does nothing if the receiver is gone."""
         self._channel.put(self._resolve, value)
 
     def set_exception(self, error: BaseException) -> None:
-        """See `Promise`."""
+        """Wake the receiver with this error."""
         self._channel.put(self._reject, error)
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
-        """See `AwaitablePromise`."""
+        """Schedule, through `post`, the function that fulfils this promise."""
         self._channel.send(post, function, self)
 
     async def wait(self) -> T:
-        """See `AwaitablePromise`."""
+        """Return the value, or raise the error. Cancelling the caller only stops the wait."""
         return await self._future
 
     def _resolve(self, value: T) -> None:
@@ -257,11 +257,11 @@ class SameLoopPromise(AsyncioPromise[T]):
         self._future = loop.create_future()
 
     def set_result(self, value: T) -> None:
-        """See `Promise`; only on the loop."""
+        """Wake the receiver with this value; only on the loop."""
         self._resolve(value)
 
     def set_exception(self, error: BaseException) -> None:
-        """See `Promise`; only on the loop."""
+        """Wake the receiver with this error; only on the loop."""
         self._reject(error)
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
@@ -282,21 +282,21 @@ class TrioPromise(Generic[T]):
         self._error: BaseException | None = None
 
     def set_result(self, value: T) -> None:
-        """See `Promise`."""
+        """Wake the receiver with this value. Does nothing if the receiver is gone."""
         self._value = value
         self._wake()
 
     def set_exception(self, error: BaseException) -> None:
-        """See `Promise`."""
+        """Wake the receiver with this error."""
         self._error = error
         self._wake()
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
-        """See `AwaitablePromise`."""
+        """Schedule, through `post`, the function that fulfils this promise."""
         post(function)
 
     async def wait(self) -> T:
-        """See `AwaitablePromise`."""
+        """Return the value, or raise the error. Cancelling the caller only stops the wait."""
         await self._event.wait()
         if self._error is not None:
             raise self._error
@@ -319,12 +319,12 @@ class ThreadPromise(Generic[T]):
         self._error: BaseException | None = None
 
     def set_result(self, value: T) -> None:
-        """See `Promise`."""
+        """Wake the receiver with this value. Does nothing if the receiver is gone."""
         self._value = value
         self._is_set.release()
 
     def set_exception(self, error: BaseException) -> None:
-        """See `Promise`."""
+        """Wake the receiver with this error."""
         self._error = error
         self._is_set.release()
 

@@ -49,7 +49,7 @@ CODES: dict[ToolStatus, ErrorCode] = {
 }
 
 
-class ToolFailure(Result, frozen=True):
+class FailedResult(Result, frozen=True):
     """The failed result of a program's own `Tool`, with the status that the tool chose.
 
     A fault would count against all other tools of the program. Servers cannot choose a status: their failures are
@@ -124,7 +124,7 @@ def _completed(
     )
     if outcome.is_error:
         status, error = (
-            (outcome.status, outcome.error) if isinstance(outcome, ToolFailure) else (ToolStatus.ERROR, None)
+            (outcome.status, outcome.error) if isinstance(outcome, FailedResult) else (ToolStatus.ERROR, None)
         )
         result.status = status
         result.error_message = text_of(content) or f"{name} failed without a message"

@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.library.errors import ConfigurationError
-from isthmus.library.outcomes_to_results import ToolFailure
+from isthmus.library.outcomes_to_results import FailedResult
 from isthmus.library.provider_formats import schema_problem
 from isthmus.library.public_types import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
 from isthmus.model.calls import LogMessage
@@ -112,7 +112,7 @@ class MCPTool(Tool):
 
     @property
     def full_name(self) -> str:
-        """See `Tool`."""
+        """`namespace.name`."""
         return self._entry.full_name
 
     @property
@@ -121,7 +121,7 @@ class MCPTool(Tool):
         return True
 
     def universal(self) -> UniversalTool:
-        """See `Tool`."""
+        """The tool for frameworks."""
         return self._entry.tool
 
     async def execute(self, tool_request: ToolRequest) -> ToolResult:
@@ -129,7 +129,7 @@ class MCPTool(Tool):
         return await self._service.execute_tool(replace(tool_request, tool_name=self.full_name, tool_namespace=None))
 
     def execute_stream(self, tool_request: ToolRequest) -> ChunkStream:
-        """See `Tool`; closing the stream cancels the call at the server."""
+        """Execute the tool and yield chunks; closing the stream cancels the call at the server."""
         return self._service.execute_tool_stream(replace(tool_request, tool_name=self.full_name, tool_namespace=None))
 
 
@@ -363,4 +363,4 @@ def _value_of(result: object) -> Any:
     except ValueError:
         raise ValueError(f"its status must be one of {', '.join(ToolStatus)}, not {result.status!r}") from None
     message = result.error_message or (result.error and result.error.message) or result.text or str(status)
-    return ToolFailure(failed_tool_result(message).payload, is_error=True, status=status, error=result.error)
+    return FailedResult(failed_tool_result(message).payload, is_error=True, status=status, error=result.error)

@@ -22,7 +22,7 @@ from isthmus.config import values
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import STANDARD
 from isthmus.config.entries_to_settings import TRANSPORT_WORDS, LoadedServers, cache_rules, server_names
-from isthmus.config.files import Document, home_folder, read_document, resolve_path, resolve_program
+from isthmus.config.files import ParsedFile, home_folder, read_document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError
 from isthmus.config.importing import load_servers
 from isthmus.config.load import load
@@ -261,7 +261,7 @@ class MCPConfigLoader:
             _loader_log.error("MCP servers must be in an object under %s, not in %s.", ROOT, type(data).__name__)
             return []
         try:
-            return _configs_of(Document(Path.cwd() / FILE_NAME, dict(data), STANDARD), _around(Path.cwd()))
+            return _configs_of(ParsedFile(Path.cwd() / FILE_NAME, dict(data), STANDARD), _around(Path.cwd()))
         except ConfigError as error:
             _loader_log.error("The MCP servers are invalid: %s", error)
             return []
@@ -306,7 +306,7 @@ def _around(workspace: Path) -> HostContext:
     return HostContext(os.environ, workspace, home_folder())
 
 
-def _configs_of(document: Document, around: HostContext) -> list[MCPServerConfig]:
+def _configs_of(document: ParsedFile, around: HostContext) -> list[MCPServerConfig]:
     servers = document.table.get(ROOT, {})
     table, dialect = document.table, document.dialect
     if not isinstance(servers, dict) and not (isinstance(servers, list) and servers):
@@ -552,7 +552,7 @@ def _named_servers(table: Mapping[str, Any]) -> Iterator[ReadServer]:
         if not isinstance(servers, Mapping):
             raise ConfigurationError(f"{key} must be a dictionary of servers by name, not {type(servers).__name__}")
         here = Path.cwd()
-        document = Document(here / "mcp.json", {"mcpServers": dict(servers), "inputs": table.get("inputs")}, STANDARD)
+        document = ParsedFile(here / "mcp.json", {"mcpServers": dict(servers), "inputs": table.get("inputs")}, STANDARD)
         roster = load_servers(document, HostContext(os.environ, here, home_folder()))
         for finding in roster.findings:
             log.warning("configuration", finding=str(replace(finding, file=None)))

@@ -610,7 +610,7 @@ class BlockingToolService:
         hub: str | None = None,
         key: str | None = None,
     ) -> None:
-        """See `ToolService`."""
+        """Connect; return when each server has connected or failed. `failures` lists those that failed."""
         plan, loop_thread = self.service._read_config(config, hub, key)
         opened: list[HubEngine] = []
         try:
@@ -620,7 +620,7 @@ class BlockingToolService:
             raise
 
     def shutdown(self) -> None:
-        """See `ToolService`."""
+        """Cancel running calls and close every connection; does nothing if the service is closed."""
         LoopThread.shared().run_blocking(self.service.shutdown())
 
     def __enter__(self) -> BlockingToolService:
@@ -632,30 +632,30 @@ class BlockingToolService:
         self.shutdown()
 
     def list_tools(self, user_context: UserContext | None = None) -> list[str]:
-        """See `ToolService`."""
+        """The full names of all tools, or of those that `user_context` may use."""
         return [entry.full_name for entry in self.service._catalog_now().reachable(user_context)]
 
     def universal_tools(self, user_context: UserContext | None = None) -> list[UniversalTool]:
-        """See `ToolService`."""
+        """The same as `UniversalTool` objects, with descriptions and schemas."""
         return [entry.tool for entry in self.service._catalog_now().reachable(user_context)]
 
     def resolve(
         self, name: str, user_context: UserContext | None = None, namespace: str | None = None
     ) -> UniversalTool:
-        """See `ToolService`."""
+        """Find one tool by any form of its name."""
         return self.service._catalog_now().resolve_for(user_context, name, namespace).tool
 
     def get_tool(self, name: str) -> Tool:
-        """See `ToolService`."""
+        """Return a tool as an executable object."""
         return self.service.get_tool(name)
 
     @property
     def failures(self) -> dict[str, str]:
-        """See `ToolService`."""
+        """Servers that are not connected, and why. The hub reconnects in the background."""
         return self.service.failures
 
     def execute_tool(self, request: ToolRequest) -> ToolResult:
-        """See `ToolService`.
+        """Execute a tool; a failure is a status of the result. Cancelling the caller cancels the call at its server.
 
         Raises:
             WrongThreadError: the caller is on the hub's own loop.
@@ -686,16 +686,16 @@ class BlockingToolService:
         user_context: UserContext | None = None,
         session_id: str | None = None,
     ) -> ToolResult:
-        """See `ToolService`."""
+        """Run a Python script that calls tools, in a sandbox; see "Code mode" in the documentation."""
         running = self.service.run_code(code, timeout=timeout, user_context=user_context, session_id=session_id)
         return LoopThread.shared().run_blocking(running)
 
     def tool_signatures(self, *names: str, user_context: UserContext | None = None) -> str:
-        """See `ToolService`."""
+        """The Python signatures of all tools, or of those that are named, for scripts of `run_code`."""
         return LoopThread.shared().run_blocking(self.service.tool_signatures(*names, user_context=user_context))
 
     def execute_tool_stream(self, request: ToolRequest) -> BlockingChunks:
-        """See `ToolService`."""
+        """Execute a tool and yield its progress, logs and result; closing the stream cancels the call at its server."""
         loop_thread, _ = self.service._open_engine()
         loop_thread.check_may_block()
 
@@ -706,19 +706,19 @@ class BlockingToolService:
         return BlockingChunks(loop_thread, start)
 
     def list_resources(self) -> list[dict[str, Any]]:
-        """See `ToolService`."""
+        """Resource definitions, with the URIs that `read_resource` takes."""
         return LoopThread.shared().run_blocking(self.service.list_resources())
 
     def list_prompts(self) -> list[dict[str, Any]]:
-        """See `ToolService`."""
+        """Prompt definitions, with the names that `get_prompt` takes."""
         return LoopThread.shared().run_blocking(self.service.list_prompts())
 
     def read_resource(self, uri: str) -> list[dict[str, Any]]:
-        """See `ToolService`."""
+        """The contents of a resource, text or base64."""
         return LoopThread.shared().run_blocking(self.service.read_resource(uri))
 
     def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """See `ToolService`."""
+        """A prompt's `description` and `messages`. Prompts have full and short names, like tools."""
         return LoopThread.shared().run_blocking(self.service.get_prompt(name, arguments))
 
 

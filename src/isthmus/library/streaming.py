@@ -80,11 +80,11 @@ class Execution:
         self._is_finished = True
 
     def emit(self, event: Event) -> None:
-        """See `Exchange`."""
+        """The server reported something; the call continues."""
         self._sink.emit(event)
 
     def ask(self, question: Question, reply: OnReply) -> None:
-        """See `Exchange`."""
+        """The server sends a request to the caller; `reply` is called once, now or later, with the response."""
         if self._questions is None:
             reply(NOT_ASKED)
             return
@@ -100,17 +100,17 @@ class Execution:
         self._cancels[reply] = self._questions.ask(question, on_replied)
 
     def retract(self, asked: OnReply) -> None:
-        """See `Retracting`."""
+        """The server withdrew a question: cancel its handler."""
         if (cancel := self._cancels.pop(asked, None)) is not None:
             cancel()
 
     def retract_later(self, asked: OnReply) -> Callable[[], None] | None:
-        """See `Retracting`. The question ends with its call."""
+        """Withdraw a question now: here it cannot outlast its call."""
         self.retract(asked)
         return None
 
     def end(self, outcome: Outcome) -> None:
-        """See `Exchange`."""
+        """The call has ended; called exactly once, and nothing follows."""
         self._is_finished, self._inflight = True, None
         cancels, self._cancels = self._cancels, {}
         for cancel in cancels.values():
@@ -137,10 +137,10 @@ class OutcomeSink:
         self._promise = promise
 
     def emit(self, event: Event) -> None:
-        """See `CallSink`."""
+        """Receive an event."""
 
     def end(self, outcome: Outcome) -> None:
-        """See `CallSink`."""
+        """Receive the outcome."""
         self._promise.set_result(outcome)
 
 
@@ -188,11 +188,11 @@ class ChunkSink:
         self._has_partial_output = False
 
     def emit(self, event: Event) -> None:
-        """See `CallSink`."""
+        """Receive an event."""
         self._buffer.put(partial(self._event_chunks, event, datetime.now(UTC)))
 
     def end(self, outcome: Outcome) -> None:
-        """See `CallSink`."""
+        """Receive the outcome."""
         self._buffer.put(partial(self._last_chunks, outcome, datetime.now(UTC)))
 
     def _event_chunks(self, event: Event, at: datetime) -> list[ToolStreamChunk]:

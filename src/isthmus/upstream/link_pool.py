@@ -158,7 +158,7 @@ class LinkPool:
         return len(self._members)
 
     def __bool__(self) -> bool:
-        """See `core.ports.PrivateLinks`."""
+        """Whether there are such links, or will be soon."""
         return bool(self._members) or self.node_link is not None or self._settings.credentials.is_divided
 
     def adjust(self, settings: ServerSettings) -> None:
@@ -337,12 +337,12 @@ class LinkPool:
         return member is not None and member.link is not None and member.link.may_have_run(inflight)
 
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
-        """See `core.ports.TaskLink`."""
+        """The connection on which an unfinished call was answered; None if that connection has ended."""
         member = self._member_of.get(inflight)
         return None if member is None or member.link is None else member.link.link_session_of(inflight)
 
     def redactor_for(self, inflight: InFlight) -> Redact:
-        """See `upstream.credential_redaction.Redacting`."""
+        """The redaction for the response to a call."""
         member = self._member_of.get(inflight)
         return self._settings.redact if member is None or member.link is None else member.link.redact
 
@@ -372,7 +372,7 @@ class LinkPool:
             del self._evicted[key]
 
     def is_per_caller(self, client_caps: ClientCapabilities) -> bool:
-        """See `core.ports.CallerLinks`."""
+        """Whether calls outside of sessions, of clients with these capabilities, have links for each caller here."""
         isolation = self._settings.isolation
         if self._settings.owners or isolation == "call":  # one node has all links, or none lasts
             return False
@@ -453,11 +453,11 @@ class LinkPool:
         return [member.link for member in members if member.link is not None]
 
     def refusal(self, follower: Subscriber) -> Fault | None:
-        """See `core.ports.PrivateLinks`."""
+        """Why the server receives no requests for this subscriber."""
         return self._missing_credentials(follower.caller)
 
     def is_separate(self, follower: Subscriber) -> bool:
-        """See `core.ports.PrivateLinks`."""
+        """Whether the server knows this subscriber by its own credentials, so that shared updates do not concern it."""
         return self._subject_of(follower.caller) is not None or self._share_of(follower) is not None
 
     def _share_of(self, follower: Subscriber) -> FollowerLink | None:
@@ -477,7 +477,7 @@ class LinkPool:
                 self._subscription_sync.resume_share(share, uris)
 
     def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
-        """See `core.ports.PrivateLinks`."""
+        """Subscribe, in the background, on links that may replace this subscriber's own."""
         if not self._is_closed:
             self._subscription_sync.subscribe_also(follower, links, uri)
 

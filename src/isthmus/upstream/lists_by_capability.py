@@ -99,7 +99,7 @@ class ListsByCapability:
         self._is_open = False
 
     def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
-        """See `core.ports.ListLoader`."""
+        """Make sure that this caller's lists are loaded; None if there is nothing to wait for."""
         variant = self._variants.get(client_caps) or self._admit(caller, client_caps)
         if variant is None:
             return None

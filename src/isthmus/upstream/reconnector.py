@@ -652,7 +652,7 @@ class Reconnector:
     # -- lists by client capabilities -------------------------------------------------------------------------------
 
     def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
-        """See `core.ports.ListLoader`."""
+        """Make sure that this caller's lists are loaded; None if there is nothing to wait for."""
         if self._link is not None and not (self._link.can_ask and self._link.lists_by_client):
             return None
         if client_caps == self.settings.client_caps and self._known_era() != "modern":
@@ -907,12 +907,12 @@ class AllLinks:
         self._pool = pool
 
     async def subscribe(self, uri: str) -> None:
-        """See `core.ports.SubscriptionLink`."""
+        """Subscribe to updates of this resource; raises `Fault` if the server refuses or cannot be reached."""
         await self._link.subscribe(uri)
         await self._pool.subscribe_all(uri)
 
     def unsubscribe(self, uri: str) -> None:
-        """See `core.ports.SubscriptionLink`."""
+        """Unsubscribe; the response is ignored."""
         self._link.unsubscribe(uri)
         self._pool.unsubscribe_all(uri)
 

@@ -15,9 +15,9 @@ import pytest
 from isthmus.cli.call import (
     ERA_CANNOT_ASK,
     NOT_ASKABLE,
-    CallOptions,
     Conversation,
     FeatureRequest,
+    OutcomeOptions,
     arguments_of,
     call_tool,
     choose,
@@ -28,7 +28,7 @@ from isthmus.cli.call import (
     readable_messages,
     write_prompt,
 )
-from isthmus.cli.call_progress import CLEAR_LINE, ProgressLine, progress_text
+from isthmus.cli.call_progress import CLEAR_LINE, StatusLine, progress_text
 from isthmus.cli.documents import FeatureList, ListedFeature, MissingServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import LocalSource
@@ -80,7 +80,7 @@ def wanted(name: str, *words: str) -> FeatureRequest:
     return FeatureRequest(name, words)
 
 
-JSON = CallOptions(is_json=True)
+JSON = OutcomeOptions(is_json=True)
 
 
 async def test_text_is_printed_and_without_a_terminal_no_progress(
@@ -136,15 +136,15 @@ async def test_a_tool_that_says_no_ends_with_1_and_its_words_on_stderr(
 def test_a_server_that_would_have_asked_gets_the_advice_to_let_it_ask() -> None:
     refused = Result(msgspec.Raw(b'{"content":[{"type":"text","text":"Client does not support elicitation"}]}'), True)
     with pytest.raises(CommandFailed) as failed:
-        Conversation("a.b", CallOptions()).print_outcome(refused, "a.b", readable)
+        Conversation("a.b", OutcomeOptions()).print_outcome(refused, "a.b", readable)
     assert failed.value.advice[0] == NOT_ASKABLE
     with pytest.raises(CommandFailed) as failed:
-        Conversation("a.b", CallOptions(answers=("accept",))).print_outcome(refused, "a.b", readable)
+        Conversation("a.b", OutcomeOptions(answers=("accept",))).print_outcome(refused, "a.b", readable)
     assert NOT_ASKABLE not in failed.value.advice
     text = "elicitation via server-initiated requests is unavailable on 2026-07-28 connections"
     refused = Result(msgspec.Raw(json.dumps({"content": [{"type": "text", "text": text}]}).encode()), True)
     with pytest.raises(CommandFailed) as failed:
-        Conversation("a.b", CallOptions()).print_outcome(refused, "a.b", readable)
+        Conversation("a.b", OutcomeOptions()).print_outcome(refused, "a.b", readable)
     assert failed.value.advice[0] == ERA_CANNOT_ASK
 
 
@@ -463,7 +463,7 @@ def test_a_known_total_is_a_bar_and_the_line_fits() -> None:
 def test_a_terminal_has_one_line_which_is_cut_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     terminal = Terminal()
-    line = ProgressLine(terminal, clock=lambda: 0.0)
+    line = StatusLine(terminal, clock=lambda: 0.0)
     line.clear()
     line.show(report(progress="1", message='"' + "x" * 50 + '"'))
     line.pause()

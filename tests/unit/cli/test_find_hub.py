@@ -22,7 +22,7 @@ from isthmus.cli.find_hub import HUB_VARIABLE, LocalSource, open_hub, source_of
 from isthmus.cli.local_hub import HUB, running_as_server, start_local_hub
 from isthmus.cli.rest_client import (
     CallFailure,
-    HeldCall,
+    CallHeld,
     HubCall,
     HubClient,
     HubQuestion,
@@ -319,7 +319,7 @@ async def pretending(answer: bytes, *, stays: bool = False) -> AsyncIterator[tup
             await asyncio.gather(*(connection for connection in connections if connection is not None))
 
 
-def seen(events: Sequence[Event | HubQuestion | HeldCall]) -> list[bytes]:
+def seen(events: Sequence[Event | HubQuestion | CallHeld]) -> list[bytes]:
     return [bytes(event.members["progress"]) for event in events if isinstance(event, Progress)]
 
 
@@ -328,7 +328,7 @@ def seen(events: Sequence[Event | HubQuestion | HeldCall]) -> list[bytes]:
 
 async def test_a_running_hub_is_listed_called_and_read(tmp_path: Path, no_leftovers: None) -> None:
     servers = {"shelf": stdio(quick_command("full_sdk2")), "dead": {"command": "/no/such/program"}}
-    events: list[Event | HubQuestion | HeldCall] = []
+    events: list[Event | HubQuestion | CallHeld] = []
     async with serving(tmp_path, servers, limits=PATIENT) as served, reached(served.url) as hub:
         listing = read_listing(await hub.list(TOOLS), TOOLS)
         assert {offer.name for offer in listing.features if offer.server == "shelf"} == {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.config.callers import read_callers, read_issuers, read_tenants
 from isthmus.config.client_formats import CODEX, OWN
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import UNKNOWN_SERVER
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
@@ -31,13 +31,13 @@ GOOD = {"key": OTHER_KEY, "allow": ["*"]}
 
 
 def read(callers: object) -> tuple[tuple[tuple[bytes, Caller], ...], list[str]]:
-    found, _, findings = read_callers(Document(FILE, {"callers": callers}, OWN), VARIABLES)
+    found, _, findings = read_callers(ParsedFile(FILE, {"callers": callers}, OWN), VARIABLES)
     return found, [str(finding) for finding in findings]
 
 
 def expiry(expires: object) -> float | None:
     entries = {"planner": {"key": KEY, "allow": ["*"], "expires": expires}, "good": GOOD}
-    _, expiries, findings = read_callers(Document(FILE, {"callers": entries}, OWN), VARIABLES)
+    _, expiries, findings = read_callers(ParsedFile(FILE, {"callers": entries}, OWN), VARIABLES)
     assert digest_of(OTHER_KEY) not in expiries
     if findings:
         raise ValueError(str(findings[0]))
@@ -252,7 +252,7 @@ TENANTS = Tenants({"acme": TenantSettings(BOUNDS)})
 
 
 def read_held(entry: dict[str, object]) -> tuple[list[Caller], list[str]]:
-    document = Document(FILE, {"callers": {"planner": {"key": KEY, "allow": ["files"], **entry}, "good": GOOD}}, OWN)
+    document = ParsedFile(FILE, {"callers": {"planner": {"key": KEY, "allow": ["files"], **entry}, "good": GOOD}}, OWN)
     found, _, findings = read_callers(document, VARIABLES, TENANTS)
     return [caller for _, caller in found if caller.name == "planner"], [str(finding) for finding in findings]
 
@@ -315,14 +315,14 @@ def test_a_mistake_about_a_frontend_leaves_the_caller_out(frontends: object, sai
 
 
 def read_of_tenants(tenants: object) -> tuple[Tenants, list[str]]:
-    found, findings = read_tenants(Document(FILE, {"tenants": tenants}, OWN))
+    found, findings = read_tenants(ParsedFile(FILE, {"tenants": tenants}, OWN))
     return found, [str(finding) for finding in findings]
 
 
 def test_without_a_file_or_a_table_no_caller_is_bound() -> None:
     assert read_tenants(None) == (NO_TENANTS, ())
-    assert read_tenants(Document(FILE, {}, OWN)) == (NO_TENANTS, ())
-    assert read_tenants(Document(FILE, {"tenants": {"acme": {"deny": ["*"]}}}, CODEX)) == (NO_TENANTS, ())
+    assert read_tenants(ParsedFile(FILE, {}, OWN)) == (NO_TENANTS, ())
+    assert read_tenants(ParsedFile(FILE, {"tenants": {"acme": {"deny": ["*"]}}}, CODEX)) == (NO_TENANTS, ())
 
 
 @pytest.mark.parametrize(
@@ -365,14 +365,14 @@ ISSUERS_GOOD = {"issuer": "https://login.example", "audience": "https://hub.exam
 
 
 def read_of_issuers(issuers: object, public_url: str | None = None) -> tuple[tuple[IssuerSettings, ...], list[str]]:
-    found, received = read_issuers(Document(FILE, {"issuers": issuers}, OWN), public_url)
+    found, received = read_issuers(ParsedFile(FILE, {"issuers": issuers}, OWN), public_url)
     return found, [str(finding) for finding in received]
 
 
 def test_no_issuers_are_read_without_a_file_or_a_table() -> None:
     assert read_issuers(None, None) == ((), ())
     assert read_of_issuers({}) == ((), [])
-    assert read_issuers(Document(FILE, {"issuers": {"corp": ISSUERS_GOOD}}, CODEX), None) == ((), ())
+    assert read_issuers(ParsedFile(FILE, {"issuers": {"corp": ISSUERS_GOOD}}, CODEX), None) == ((), ())
 
 
 def test_an_entry_fills_the_settings() -> None:
@@ -471,13 +471,13 @@ def test_a_file_with_issuers_is_loaded(tmp_path: Path) -> None:
 def test_an_issuer_whose_callers_would_be_called_like_one_of_the_file_is_left_out() -> None:
     """They would own each other's tasks."""
     table = {"issuers": {"corp": ISSUERS_GOOD, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}
-    found, received = read_issuers(Document(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
+    found, received = read_issuers(ParsedFile(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
     assert [issuer.name for issuer in found] == ["team"]
     assert "issuers.corp must have another name: it conflicts with the caller 'corp/alice'" in str(received[0])
 
 
 def test_a_tenant_is_one_that_is_configured_where_any_are() -> None:
-    document = Document(
+    document = ParsedFile(
         FILE, {"issuers": {"corp": {**ISSUERS_GOOD, "tenant": "acne"}, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}, OWN
     )
     found, received = read_issuers(document, None, Tenants({"acme": TenantSettings()}))

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 
 from isthmus.config.client_entries_to_hub import Entry, entries_of, has_place_for_servers, mapped_servers
-from isthmus.config.client_formats import CLAUDE_CODE, CURSOR, GEMINI, GOOSE, OPENCODE, OWN, STANDARD, VSCODE, Dialect
-from isthmus.config.files import Document
+from isthmus.config.client_formats import (
+    CLAUDE_CODE,
+    CURSOR,
+    GEMINI,
+    GOOSE,
+    OPENCODE,
+    OWN,
+    STANDARD,
+    VSCODE,
+    ClientDialect,
+)
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import CODE_NOT_RUN, SERVER_MAP
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
@@ -25,12 +35,12 @@ X = {"command": "x"}
 
 
 def found(
-    table: dict[str, Any], dialect: Dialect = STANDARD, file: Path = CWD / "mcp.json"
+    table: dict[str, Any], dialect: ClientDialect = STANDARD, file: Path = CWD / "mcp.json"
 ) -> tuple[list[Entry], list[Finding]]:
-    return entries_of(Document(file, table, dialect), HOME, CWD)
+    return entries_of(ParsedFile(file, table, dialect), HOME, CWD)
 
 
-def paths(table: dict[str, Any], dialect: Dialect = STANDARD) -> dict[str, str]:
+def paths(table: dict[str, Any], dialect: ClientDialect = STANDARD) -> dict[str, str]:
     entries, findings = found(table, dialect)
     assert findings == []
     return {entry.name: entry.place.path for entry in entries}
@@ -55,13 +65,13 @@ def paths(table: dict[str, Any], dialect: Dialect = STANDARD) -> dict[str, str]:
         (GEMINI, {"mcp": {"allowed": []}, "mcpServers": {"a": X}}, {"a": "mcpServers.a"}),
     ],
 )
-def test_servers_are_found_under_every_root(dialect: Dialect, table: dict[str, Any], expected: Any) -> None:
+def test_servers_are_found_under_every_root(dialect: ClientDialect, table: dict[str, Any], expected: Any) -> None:
     assert paths(table, dialect) == expected
-    assert has_place_for_servers(Document(CWD / "mcp.json", table, dialect)) == (bool(expected))
+    assert has_place_for_servers(ParsedFile(CWD / "mcp.json", table, dialect)) == (bool(expected))
 
 
 @pytest.mark.parametrize(("dialect", "value"), [(OWN, []), (OWN, 5), (STANDARD, "x")])
-def test_something_else_under_a_root_refuses_the_file(dialect: Dialect, value: object) -> None:
+def test_something_else_under_a_root_refuses_the_file(dialect: ClientDialect, value: object) -> None:
     with pytest.raises(ConfigError, match="mcpServers must be a table, not"):
         found({"mcpServers": value}, dialect)
 

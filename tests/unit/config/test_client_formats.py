@@ -28,7 +28,7 @@ from isthmus.config.client_formats import (
     STANDARD,
     VSCODE,
     ZED,
-    Dialect,
+    ClientDialect,
     WorkspaceContext,
     dialect_of,
     inputs_used,
@@ -41,7 +41,7 @@ from isthmus.config.findings import Place
 PLACE = Place(Path("/etc/mcp.json"), "mcpServers.a")
 
 
-def entry(fields: dict[str, Any], dialect: Dialect = STANDARD) -> Entry:
+def entry(fields: dict[str, Any], dialect: ClientDialect = STANDARD) -> Entry:
     return entry_of("a", fields, PLACE, dialect)
 
 
@@ -82,7 +82,7 @@ def entry(fields: dict[str, Any], dialect: Dialect = STANDARD) -> Entry:
         (STANDARD, {"type": "http", "transport": {"type": "sse"}}, {"type": "http"}),
     ],
 )
-def test_a_client_s_entry_is_put_into_our_words(dialect: Dialect, fields: Any, ours: dict[str, Any]) -> None:
+def test_a_client_s_entry_is_put_into_our_words(dialect: ClientDialect, fields: Any, ours: dict[str, Any]) -> None:
     assert entry(fields, dialect).fields == ours
 
 
@@ -99,7 +99,7 @@ def test_a_client_s_entry_is_put_into_our_words(dialect: Dialect, fields: Any, o
         {"command": [5, "x"]},
     ],
 )
-def test_an_unexpected_shape_is_left_for_the_checks(dialect: Dialect, fields: dict[str, Any]) -> None:
+def test_an_unexpected_shape_is_left_for_the_checks(dialect: ClientDialect, fields: dict[str, Any]) -> None:
     entry(fields, dialect)
 
 
@@ -153,7 +153,7 @@ AROUND = WorkspaceContext(
         (VSCODE, "${input:odd}${input:none}", "${ISTHMUS_INPUT_ODD}${ISTHMUS_INPUT_NONE}"),
     ],
 )
-def test_every_way_to_write_a_variable_is_put_into_ours(dialect: Dialect, text: str, ours: str) -> None:
+def test_every_way_to_write_a_variable_is_put_into_ours(dialect: ClientDialect, text: str, ours: str) -> None:
     assert with_hub_variables(text, dialect, AROUND) == ours
 
 
@@ -162,7 +162,7 @@ def test_the_inputs_of_a_text_are_named() -> None:
 
 
 @given(st.text(alphabet="${}%:/-AB input"), st.sampled_from(list(DIALECTS.values())))
-def test_no_text_is_too_odd(text: str, dialect: Dialect) -> None:
+def test_no_text_is_too_odd(text: str, dialect: ClientDialect) -> None:
     with_hub_variables(text, dialect, AROUND)
 
 
@@ -193,12 +193,12 @@ HOME, CWD = Path("/home/me"), Path("/srv/shop")
         (".vscode/mcp.json", {"a": {"command": "x"}}, STANDARD),
     ],
 )
-def test_a_file_reveals_its_client(path: str, table: dict[str, object], dialect: Dialect) -> None:
+def test_a_file_reveals_its_client(path: str, table: dict[str, object], dialect: ClientDialect) -> None:
     assert dialect_of(CWD / path, table) is dialect
 
 
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
-def test_every_client_has_a_place_and_its_files_are_known_there(client: Dialect) -> None:
+def test_every_client_has_a_place_and_its_files_are_known_there(client: ClientDialect) -> None:
     places = places_of(client, HOME, CWD, {})
     assert places
     table: dict[str, object] = {client.roots[0][0]: {}}

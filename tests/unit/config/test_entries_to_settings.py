@@ -21,7 +21,7 @@ from isthmus.config.entries_to_settings import (
     read_server,
     size_of,
 )
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.variables import Variables
 from isthmus.core.catalog.tool_rules import ToolRules
@@ -64,7 +64,7 @@ def one(
 
 def several(table: dict[str, Any]) -> LoadedServers:
     roster = LoadedServers()
-    entries, _ = entries_of(Document(FOLDER / "isthmus.toml", table, OWN), HOME)
+    entries, _ = entries_of(ParsedFile(FOLDER / "isthmus.toml", table, OWN), HOME)
     roster.add(entries, reading())
     return roster
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from isthmus.config import finding_codes, values
 from isthmus.config.client_entries_to_hub import Entry, entry_of
 from isthmus.config.client_file_reader import HostContext
-from isthmus.config.client_formats import CLINE, CURSOR, OWN, Dialect
+from isthmus.config.client_formats import CLINE, CURSOR, OWN, ClientDialect
 from isthmus.config.entries_to_settings import EntryContext, read_server
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.findings import Place
 from isthmus.config.importing import ImportPlan, own_fields
 from isthmus.config.text_editing import CannotEdit, merge_tables, toml_table
@@ -29,9 +29,9 @@ from isthmus.upstream.server_settings import ServerSettings
 URL = "https://a.example/mcp"
 
 
-def document(folder: Path, name: str, dialect: Dialect, entries: dict[str, Any]) -> Document:
+def document(folder: Path, name: str, dialect: ClientDialect, entries: dict[str, Any]) -> ParsedFile:
     root = "servers" if dialect.is_own else "mcpServers"
-    return Document(folder / name, {root: entries}, dialect)
+    return ParsedFile(folder / name, {root: entries}, dialect)
 
 
 def begun(folder: Path, own: dict[str, Any] | None, *, may_replace: bool = False, **environment: str) -> ImportPlan:
@@ -118,7 +118,7 @@ def test_a_secret_that_stands_in_the_file_is_noticed(
 
 def test_a_file_whose_servers_are_no_table_costs_only_itself(tmp_path: Path) -> None:
     merging = begun(tmp_path, None)
-    merging.add([Document(tmp_path / "odd.json", {"mcpServers": 5}, CURSOR)])
+    merging.add([ParsedFile(tmp_path / "odd.json", {"mcpServers": 5}, CURSOR)])
     assert (merging.candidates, [finding.code for finding in merging.findings]) == ([], [finding_codes.BAD_VALUE])
 
 
@@ -146,7 +146,7 @@ FOLDER = Path("/etc/hub")
 READING = EntryContext(Variables({"TOKEN": "hunter22"}, FOLDER, Path("/home/me")), FOLDER, Path("/home/me"), Limits())
 
 
-def made(fields: dict[str, Any], dialect: Dialect) -> tuple[Entry, ServerSettings]:
+def made(fields: dict[str, Any], dialect: ClientDialect) -> tuple[Entry, ServerSettings]:
     entry = entry_of("a", fields, Place(FOLDER / "x", "servers.a"), dialect)
     server, _ = read_server(entry, READING)
     assert server is not None
@@ -177,7 +177,7 @@ OWN_ENTRIES: list[dict[str, Any]] = [
     ("fields", "dialect"),
     [*((fields, CURSOR) for fields in ENTRIES), *((fields, OWN) for fields in (*ENTRIES[2:4], *OWN_ENTRIES))],
 )
-def test_a_written_entry_reads_back_as_the_same_server(fields: dict[str, Any], dialect: Dialect) -> None:
+def test_a_written_entry_reads_back_as_the_same_server(fields: dict[str, Any], dialect: ClientDialect) -> None:
     entry, server = made(fields, dialect)
     table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
     _, again = made(table, OWN)

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.app.reload_diff import compare
 from isthmus.config.client_formats import OWN
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import (
     BAD_FLEET,
     BAD_SET,
@@ -270,7 +270,7 @@ VARIABLES = Variables({"REPO": "acme/x"}, FILE.parent, Path("/home/me"))
 
 
 def read_sets_of(sets: object, **tables: Any) -> tuple[dict[str, SetSettings], list[Finding]]:
-    return read_sets(Document(FILE, {"sets": sets, **tables}, OWN), VARIABLES, {"github", "builtin"})
+    return read_sets(ParsedFile(FILE, {"sets": sets, **tables}, OWN), VARIABLES, {"github", "builtin"})
 
 
 def loaded(folder: Path, text: str) -> Configuration:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from isthmus.config.client_file_reader import HostContext
 from isthmus.config.client_formats import OWN
-from isthmus.config.files import Document, read_document
+from isthmus.config.files import ParsedFile, read_document
 from isthmus.config.formats import parse
 from isthmus.config.importing import load_servers
 from isthmus.config.pasting import PASTED_LENGTH_MAX, SERVERS_MAX, CannotPreview, Preview, preview
@@ -249,7 +249,7 @@ def test_the_command_does_the_same_and_is_left_out_where_it_cannot(tmp_path: Pat
 ).map(json.dumps))  # fmt: skip
 def test_nothing_that_is_pasted_breaks_the_preview(text: str) -> None:
     file = HERE / "isthmus.toml"
-    target = ServerFile(file, "", Document(file, {}, OWN))
+    target = ServerFile(file, "", ParsedFile(file, {}, OWN))
     with suppress(CannotPreview):
         found = preview(text, None, target, (), ("builtin",), AROUND)
         assert found.servers

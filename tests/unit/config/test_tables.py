@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.cluster.settings import ClusterSettings
 from isthmus.config.client_formats import CODEX, OWN, STANDARD
-from isthmus.config.files import Document
+from isthmus.config.files import ParsedFile
 from isthmus.config.finding_codes import BAD_AGENT, WEAK_KEY
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
@@ -36,7 +36,7 @@ from isthmus.upstream.targets.settings import TargetSettings
 
 # -- Tables of plain values: types, unknown keys, ranges ----------------------------------------------------
 
-HERE = Document(Path("/etc/hub/isthmus.toml"), {"t": {"a": 1, "b": 2}}, OWN)
+HERE = ParsedFile(Path("/etc/hub/isthmus.toml"), {"t": {"a": 1, "b": 2}}, OWN)
 
 
 def test_known_values_are_read_and_unknown_keys_reported() -> None:
@@ -66,8 +66,8 @@ FILE = Path("/etc/hub/isthmus.toml")
 HOME = Path("/home/me")
 
 
-def document(**table: object) -> Document:
-    return Document(FILE, dict(table), OWN)
+def document(**table: object) -> ParsedFile:
+    return ParsedFile(FILE, dict(table), OWN)
 
 
 def test_with_no_file_the_defaults_hold_and_the_state_is_at_home() -> None:
@@ -167,12 +167,12 @@ def test_a_limit_of_the_environment_stands_in_where_the_file_has_none() -> None:
 
 
 def test_a_log_table_in_a_foreign_file_is_ignored() -> None:
-    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "log": "verbose"}, STANDARD), {}, HOME, {})
+    hub, findings = read_hub(ParsedFile(FILE, {"hub": {"port": 1}, "log": "verbose"}, STANDARD), {}, HOME, {})
     assert (hub.port, hub.log_level, findings) == (1, "info", ())
 
 
 def test_another_client_s_settings_are_not_the_hub_s() -> None:
-    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "limits": 5}, CODEX), {}, HOME, {})
+    hub, findings = read_hub(ParsedFile(FILE, {"hub": {"port": 1}, "limits": 5}, CODEX), {}, HOME, {})
     assert (hub.port, findings) == (8765, ())
 
 
@@ -202,13 +202,13 @@ def test_every_field_of_a_settings_class_is_a_documented_key() -> None:
 # -- The agent's table --------------------------------------------------------------------------------------
 
 
-def document_of_a2a(a2a: object) -> Document:
-    return Document(FILE, {"a2a": a2a}, OWN)
+def document_of_a2a(a2a: object) -> ParsedFile:
+    return ParsedFile(FILE, {"a2a": a2a}, OWN)
 
 
 def test_without_a_file_or_a_table_the_defaults_hold() -> None:
     assert read_settings(None, A2A, A2aSettings) == (A2aSettings(), ())
-    assert read_settings(Document(FILE, {}, OWN), A2A, A2aSettings) == (A2aSettings(), ())
+    assert read_settings(ParsedFile(FILE, {}, OWN), A2A, A2aSettings) == (A2aSettings(), ())
 
 
 def test_the_table_fills_the_settings() -> None:
@@ -253,20 +253,20 @@ def test_an_unknown_key_is_reported() -> None:
 
 
 def test_it_is_read_where_the_hub_has_a_place_and_nowhere_else() -> None:
-    assert read_settings(Document(FILE, {"a2a": {"name": "Hub"}}, STANDARD), A2A, A2aSettings)[0].name == "Hub"
-    assert read_settings(Document(FILE, {"a2a": {"name": 5}}, CODEX), A2A, A2aSettings) == (A2aSettings(), ())
+    assert read_settings(ParsedFile(FILE, {"a2a": {"name": "Hub"}}, STANDARD), A2A, A2aSettings)[0].name == "Hub"
+    assert read_settings(ParsedFile(FILE, {"a2a": {"name": 5}}, CODEX), A2A, A2aSettings) == (A2aSettings(), ())
 
 
 # -- The table of tasks -------------------------------------------------------------------------------------
 
 
-def document_of_tasks(tasks: object) -> Document:
-    return Document(FILE, {"tasks": tasks}, OWN)
+def document_of_tasks(tasks: object) -> ParsedFile:
+    return ParsedFile(FILE, {"tasks": tasks}, OWN)
 
 
 def test_without_a_file_or_a_table_the_defaults_hold_of_tasks() -> None:
     assert read_settings(None, TASKS, TaskSettings) == (TaskSettings(), ())
-    assert read_settings(Document(FILE, {}, OWN), TASKS, TaskSettings) == (TaskSettings(), ())
+    assert read_settings(ParsedFile(FILE, {}, OWN), TASKS, TaskSettings) == (TaskSettings(), ())
 
 
 def test_the_table_fills_the_settings_of_tasks() -> None:
@@ -300,20 +300,23 @@ def test_an_unknown_key_of_tasks_is_reported() -> None:
 
 
 def test_it_is_read_where_the_hub_has_a_place_and_nowhere_else_of_tasks() -> None:
-    assert not read_settings(Document(FILE, {"tasks": {"provide": False}}, STANDARD), TASKS, TaskSettings)[0].provide
-    assert read_settings(Document(FILE, {"tasks": {"provide": 5}}, CODEX), TASKS, TaskSettings) == (TaskSettings(), ())
+    assert not read_settings(ParsedFile(FILE, {"tasks": {"provide": False}}, STANDARD), TASKS, TaskSettings)[0].provide
+    assert read_settings(ParsedFile(FILE, {"tasks": {"provide": 5}}, CODEX), TASKS, TaskSettings) == (
+        TaskSettings(),
+        (),
+    )
 
 
 # -- The table that says which addresses callers may name ---------------------------------------------------
 
 
-def document_of_targets(targets: object) -> Document:
-    return Document(FILE, {"targets": targets}, OWN)
+def document_of_targets(targets: object) -> ParsedFile:
+    return ParsedFile(FILE, {"targets": targets}, OWN)
 
 
 def test_without_a_file_or_a_table_nothing_may_be_named() -> None:
     assert read_settings(None, TARGETS, TargetSettings) == (TargetSettings(), ())
-    assert read_settings(Document(FILE, {}, OWN), TARGETS, TargetSettings) == (TargetSettings(), ())
+    assert read_settings(ParsedFile(FILE, {}, OWN), TARGETS, TargetSettings) == (TargetSettings(), ())
 
 
 def test_the_table_fills_the_settings_of_targets() -> None:
@@ -355,7 +358,7 @@ def test_an_unknown_key_of_targets_is_reported() -> None:
 
 
 def test_it_is_read_where_the_hub_has_a_place_and_nowhere_else_of_targets() -> None:
-    assert read_settings(Document(FILE, {"targets": 5}, CODEX), TARGETS, TargetSettings) == (TargetSettings(), ())
+    assert read_settings(ParsedFile(FILE, {"targets": 5}, CODEX), TARGETS, TargetSettings) == (TargetSettings(), ())
 
 
 # -- The table that says where tasks are kept ---------------------------------------------------------------
@@ -367,14 +370,14 @@ def variables(folder: Path = Path("/etc/hub")) -> Variables:
     return Variables({"SECRET": SECRET, "DATABASE_URL": f"postgresql://u:{SECRET}@h/d"}, folder, folder)
 
 
-def document_of_storage(storage: object) -> Document:
-    return Document(FILE, {"storage": storage}, OWN)
+def document_of_storage(storage: object) -> ParsedFile:
+    return ParsedFile(FILE, {"storage": storage}, OWN)
 
 
 def test_without_a_file_or_a_table_there_is_no_database() -> None:
     assert read_storage(None, variables()) == (StorageSettings(), ())
-    assert read_storage(Document(FILE, {}, OWN), variables()) == (StorageSettings(), ())
-    assert read_storage(Document(FILE, {"storage": 5}, CODEX), variables()) == (StorageSettings(), ())
+    assert read_storage(ParsedFile(FILE, {}, OWN), variables()) == (StorageSettings(), ())
+    assert read_storage(ParsedFile(FILE, {"storage": 5}, CODEX), variables()) == (StorageSettings(), ())
 
 
 @pytest.mark.parametrize(
@@ -435,7 +438,7 @@ DATABASE = StorageSettings("postgresql://h/d")
 def test_without_a_table_the_hub_is_alone(tmp_path: Path) -> None:
     assert load(None, {}, tmp_path, tmp_path).cluster == ClusterSettings()
     assert not ClusterSettings().is_on
-    assert read_cluster(Document(FILE, {"cluster": 5}, CODEX), variables(), StorageSettings()) == (
+    assert read_cluster(ParsedFile(FILE, {"cluster": 5}, CODEX), variables(), StorageSettings()) == (
         ClusterSettings(),
         (),
     )
@@ -456,14 +459,14 @@ def test_nats_is_one_address_or_several(tmp_path: Path, written: str) -> None:
 @pytest.mark.parametrize("bad", [f"http://{SECRET}@h", f"nats://{SECRET}@", f"nats://{SECRET}@h:port", f"{SECRET} h"])
 def test_a_bad_address_of_nats_is_refused_and_not_quoted(bad: str) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.nats\.0 must be an address like nats://") as failed:
-        read_cluster(Document(FILE, {"cluster": {"nats": [bad]}}, OWN), variables(), StorageSettings())
+        read_cluster(ParsedFile(FILE, {"cluster": {"nats": [bad]}}, OWN), variables(), StorageSettings())
     assert SECRET not in str(failed.value)
 
 
 @pytest.mark.parametrize("node", ["", " ", "a\nb", "x" * 129])
 def test_a_bad_name_of_a_node_is_refused(node: str) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.node must have"):
-        read_cluster(Document(FILE, {"cluster": {"node": node}}, OWN), variables(), DATABASE)
+        read_cluster(ParsedFile(FILE, {"cluster": {"node": node}}, OWN), variables(), DATABASE)
 
 
 def test_the_files_of_a_nodes_certificate_are_found_from_the_configuration(tmp_path: Path) -> None:
@@ -474,7 +477,7 @@ def test_the_files_of_a_nodes_certificate_are_found_from_the_configuration(tmp_p
 
 
 def test_a_key_without_a_certificate_is_refused() -> None:
-    document = Document(FILE, {"cluster": {"nats": "tls://h", "tls_key": "node.key"}}, OWN)
+    document = ParsedFile(FILE, {"cluster": {"nats": "tls://h", "tls_key": "node.key"}}, OWN)
     with pytest.raises(ConfigError, match="tls_key needs tls_cert"):
         read_cluster(document, variables(), StorageSettings())
 
@@ -482,11 +485,11 @@ def test_a_key_without_a_certificate_is_refused() -> None:
 @pytest.mark.parametrize("seconds", [0.5, 301.0])
 def test_a_lease_too_short_or_too_long_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.lease_seconds must be between 1 and 300"):
-        read_cluster(Document(FILE, {"cluster": {"lease_seconds": seconds}}, OWN), variables(), DATABASE)
+        read_cluster(ParsedFile(FILE, {"cluster": {"lease_seconds": seconds}}, OWN), variables(), DATABASE)
 
 
 def test_nodes_need_a_bus_or_a_database_in_common() -> None:
-    document = Document(FILE, {"cluster": {}}, OWN)
+    document = ParsedFile(FILE, {"cluster": {}}, OWN)
     with pytest.raises(ConfigError, match="cluster connects this hub with no other"):
         read_cluster(document, variables(), StorageSettings())
     found, _ = read_cluster(document, variables(), DATABASE)
@@ -552,7 +555,7 @@ RELAY_SECRET = "0123456789abcdef0123456789abcdef"
 
 def read_of_relay(table: object, folder: Path = Path("/etc/hub")) -> tuple[RelayParts, tuple[Finding, ...]]:
     variables = Variables({"RELAY_KEY": RELAY_SECRET}, folder, folder)
-    return read_relay(Document(FILE, {"relay": table}, OWN), variables)
+    return read_relay(ParsedFile(FILE, {"relay": table}, OWN), variables)
 
 
 def agents(**entries: object) -> tuple[dict[str, AgentRules], list[str]]:
@@ -564,7 +567,7 @@ def agents(**entries: object) -> tuple[dict[str, AgentRules], list[str]]:
 
 def test_without_a_file_or_a_table_there_are_the_defaults() -> None:
     variables = Variables({}, FILE.parent, FILE.parent)
-    for document in (None, Document(FILE, {}, OWN), Document(FILE, {"relay": 5}, CODEX)):
+    for document in (None, ParsedFile(FILE, {}, OWN), ParsedFile(FILE, {"relay": 5}, CODEX)):
         assert read_relay(document, variables) == (RelayParts(), ())
 
 

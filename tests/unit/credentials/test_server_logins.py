@@ -203,7 +203,7 @@ async def test_a_new_token_that_is_not_taken_is_no_reason_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But it is shown again to who wants it looked at: it may have been the server's own mistake."""
-    monkeypatch.setattr(reconnector, "LOGIN_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(reconnector, "LOGIN_RETRY_SECONDS", 0.0)
     async with server_status(tmp_path) as (authority, hub):
         authority.good.clear()
         await hub.call("s.t")

@@ -177,7 +177,7 @@ async def test_a_token_request_is_repeated_once_for_a_nonce(tmp_path: Path) -> N
 async def test_a_call_is_repeated_once_for_a_nonce_and_did_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconnector, "LOGIN_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(reconnector, "LOGIN_RETRY_SECONDS", 60.0)
     async with (
         BindingAuthority() as authority,
         BoundServer(authority) as server,

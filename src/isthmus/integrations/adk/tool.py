@@ -172,7 +172,7 @@ class HubTool(BaseTool, OffersTools):
         return await explain_unknown_tool(tool, args, tool_context, self)
 
     async def offer(self, called: str, context: ReadonlyContext) -> OfferedTools:
-        """See `OffersTools`."""
+        """The tools that the model has from here, and why the called one is not among them."""
         try:
             catalog, user = await self._service.catalog(), await self.options.user_for(context)
         except Exception as error:

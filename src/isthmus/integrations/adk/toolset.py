@@ -181,7 +181,7 @@ class HubToolset(BaseToolset, OffersTools):
         return await explain_unknown_tool(tool, args, tool_context, self)
 
     async def offer(self, called: str, context: ReadonlyContext) -> OfferedTools:
-        """See `OffersTools`."""
+        """The tools that the model has from here, and why the called one is not among them."""
         prefix = f"{self.tool_name_prefix}_" if self.tool_name_prefix else ""
         try:
             service = await self._service()

@@ -315,11 +315,11 @@ class AgentLink(BaseLink):
         return request_head(outgoing.verb, contact.target(outgoing.path), contact.origin, headers), outgoing.body
 
     def remote_task_ended(self, remote_task: RemoteTask) -> None:
-        """See `RemoteTaskLink`."""
+        """A remote task has ended."""
         self._remote_tasks.discard(remote_task)
 
     def public_task_id(self, inflight: InFlight, task: str) -> str:
-        """See `RemoteTaskLink`."""
+        """The id with which the caller of a call continues its task."""
         return self.task_ids.public(inflight.call.caller, self.server, task)
 
     def cancel_task(self, task: str) -> None:

@@ -72,7 +72,7 @@ class NamedServer(msgspec.Struct, frozen=True):
         return f"NamedServer({self.address.origin})"  # headers are secrets
 
     def open(self, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.UnopenedTarget`."""
+        """Connect, or reuse the link; `then` is called once, unless the returned function cancels that."""
         return self.owner.open(self, then)
 
 
@@ -137,7 +137,7 @@ class NamedServers:
     # -- finding and checking ----------------------------------------------------------------------------------------
 
     def find(self, caller: Caller, named: TargetSpec) -> ServerName | NamedServer | Fault:
-        """See `core.ports.TargetResolver`. Nothing is resolved or dialled."""
+        """The configured server at an address, or a server for the caller alone; nothing is resolved or dialled."""
         try:
             address = read_address(named.url, named.path)
         except ValueError as error:
@@ -189,7 +189,7 @@ class NamedServers:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def open(self, target: NamedServer, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.UnopenedTarget`."""
+        """Connect, or reuse the link; `then` is called once, unless the returned function cancels that."""
         server = self._servers.get(self._key(target))
         is_ready = server is not None and server.reconnector.server_status.state == "ready"
         owner = None if is_ready else (target.caller.tenant, target.caller.name)
