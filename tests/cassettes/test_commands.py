@@ -347,7 +347,7 @@ async def test_a_damaged_cassette_is_refused_with_the_line(
 
 async def test_a_cassette_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"odd": odd_server()})
-    code, _, said = await run(tmp_path, "record", "missing/calls.jsonl", "--config", str(config))
+    code, _, said = await run(tmp_path, "record", "missing/calls.jsonl", "--config", str(config), "--port", "0")
     assert code == 3
     assert "hub.cassette cannot be written" in said
 
