@@ -8,7 +8,6 @@ import shlex
 import signal
 import socket
 import sqlite3
-import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -538,7 +537,7 @@ def _rest(
 ) -> RestHttp:
     """The REST frontend, with everything that operators may see and do."""
     parts = RestParts(
-        TaskBrowser(running),
+        TaskBrowser(running, running.now),
         sessions,
         LiveAccess(running, identities),
         LiveAudit(running),
@@ -557,7 +556,7 @@ def _prefix(settings: HubSettings) -> str:
 
 def _retention(running: RunningHub, journal: ClosableJournal) -> Retention:
     """Deletes old tasks from now on."""
-    retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
+    retention = Retention(journal, running.now, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
     running.background.spawn("retention", retention.run())
     running.background.spawn("retention of scripts", running.scripts.prune())
     return retention
