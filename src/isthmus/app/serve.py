@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import sqlite3
-import time
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -396,7 +395,7 @@ def _rest_frontend(
 ) -> RestHttp:
     """The REST frontend, with all operations for operators."""
     parts = RestParts(
-        TaskBrowser(running),
+        TaskBrowser(running, running.now),
         sessions,
         LiveAccess(running, identities),
         LiveAudit(running),
@@ -415,7 +414,7 @@ def _prefix(settings: HubSettings) -> str:
 
 def _retention(running: RunningHub, journal: ClosableJournal) -> Retention:
     """Start deleting old tasks and scripts."""
-    retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
+    retention = Retention(journal, running.now, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
     running.background.spawn("retention", retention.run())
     running.background.spawn("retention of scripts", running.scripts.prune())
     return retention
