@@ -283,7 +283,7 @@ async def _serve(
             running, access.identities, auth, relay, monitor, OpenSessions(mcp, sse, agent, auth), cluster
         )
         relay_http = None if relay is None else relay.frontend
-        tokens.on_proved = running.logins.proved
+        tokens.on_proved = running.logins.add_subject_token
         frontends = _health_probes(running, auth, journal, cluster) | dict.fromkeys(SSE_PATHS, sse)
         oauth = tokens.open(auth, running.background, Egress(), journal)
         well_known = _well_known(running, access.identities, auth)

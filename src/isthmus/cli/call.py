@@ -73,7 +73,7 @@ def with_outcome(command: F) -> F:
 
     @functools.wraps(command)
     def run(*words: Any, **options: Any) -> Any:
-        outcome = OutcomeOptions(**{each.name: options.pop(each.name) for each in fields(OutcomeOptions)})
+        outcome = OutcomeOptions(**{field.name: options.pop(field.name) for field in fields(OutcomeOptions)})
         return command(*words, options=outcome, **options)
 
     for option in (

@@ -42,8 +42,8 @@ from isthmus.identity.minted_keys import (
     keys_named,
     mint,
     renewed,
+    replaced_key,
     revoked,
-    rotated_out,
     without_old,
 )
 from isthmus.identity.relay_tokens import ID_RULE, is_id
@@ -141,7 +141,7 @@ def token_rotate(name: str, overlap: str, expires: str | None, config: Path | No
             raise CommandFailed(Exit.USAGE, f"{name} has no valid key", advice)
         lifetime = None if before.expires_at is None else max(before.expires_at - before.made_at, 1.0)
         made[:] = [renewed(before, now, ends or (None if lifetime is None else now + lifetime))]
-        others = tuple(rotated_out(key, now, still) if key.id == before.id else key for key in keys)
+        others = tuple(replaced_key(key, now, still) if key.id == before.id else key for key in keys)
         return _with_new_key(others, made[0][1], now)
 
     _change(configuration, decide)
