@@ -26,7 +26,7 @@ import pytest_asyncio
 
 from bench.collecting import no_collection
 from tests.cluster.servers import BUSY
-from tests.faults.watching import eventually, open_descriptors, watches_files, with_mark
+from tests.faults.watching import eventually, open_descriptors, watches_files
 from tests.hubs import CHECKOUT, HubProcess, environment
 from tests.relay.peers import PATIENCE, Device, Json, device, raw_server
 from tests.relay.tokens import KEY
@@ -42,8 +42,6 @@ ROUNDS = 6
 """Of each kind at least, and at most, until it is certain."""
 MOST_ROUNDS = 40
 RESAMPLES = 400
-LONG = 300_000
-"""Characters of a message that the hub does not read itself."""
 CERTAIN = 0.95
 """In so many of the draws the bound must hold: there is one in twenty that it does by chance."""
 
@@ -183,23 +181,6 @@ async def kept(hub: HubProcess) -> Kept:
     return Kept(received["connections"]["total_connections"], received["isthmus"]["tasks"])
 
 
-async def start_reader(hub: HubProcess, agent: str) -> None:
-    """Have the hub start the process that reads long messages for it.
-
-    It stays for a minute and has descriptors, which are nobody's trouble.
-    """
-    usual = await kept(hub)
-    async with raw_server(hub.port, agent), device(hub.port, agent) as caller:
-        await caller.ready()
-        await caller.call("echo", {"text": "x" * LONG})
-        await eventually(lambda: bool(with_mark(hub.pid, "parser_worker")), "the hub has its reader")
-
-    async def are_gone() -> bool:
-        return (await kept(hub)).sockets <= usual.sockets
-
-    await eventually(are_gone, "its sockets are closed")
-
-
 async def compare(
     hub: HubProcess, call: Callable[[], Awaitable[float]], maker: Maker, trouble: str, agent: str
 ) -> Comparison:
@@ -239,7 +220,6 @@ async def test_calls_are_right_and_in_time_beside(
 ) -> None:
     victim, culprit = new_agent(), new_agent()
     await eventually(lambda: watches_files(hub.pid), "the hub is up")
-    await start_reader(hub, new_agent())
     before = open_descriptors(hub.pid)
     async with raw_server(hub.port, victim), device(hub.port, victim) as caller:
         await caller.ready()
