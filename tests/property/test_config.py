@@ -139,14 +139,14 @@ def test_every_entry_becomes_a_server_or_a_finding_that_names_it(
 @given(st.dictionaries(NAMES, ENTRIES, max_size=4), st.sampled_from(list(CLIENTS.values())))
 @steady
 def test_imported_entries_mean_the_same_and_keep_unknown_keys(entries: dict[str, Any], dialect: ClientDialect) -> None:
-    around = HostContext(ENVIRONMENT, Path("/work"), HOME)
+    context = HostContext(ENVIRONMENT, Path("/work"), HOME)
     document = ParsedFile(Path("/srv/x.json"), nested(dialect.roots[0], entries), dialect)
-    merging = ImportPlan(Path("/srv/isthmus.toml"), around, may_replace=False)
+    merging = ImportPlan(Path("/srv/isthmus.toml"), context, may_replace=False)
     merging.begin(None)
     merging.add([document])
     text = merging.merged_into("# mine\n")
     assert text.startswith("# mine\n")
-    again = load_servers(ParsedFile(merging.file, tomllib.loads(text), OWN), around)
+    again = load_servers(ParsedFile(merging.file, tomllib.loads(text), OWN), context)
     for candidate in merging.candidates:
         if candidate.is_taken:
             assert candidate.server is not None

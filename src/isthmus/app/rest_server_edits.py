@@ -50,14 +50,14 @@ class ServerEdits:
     def _preview(
         self, configuration: Configuration, taken: Collection[str], text: str, name: str | None
     ) -> ServerPreview:
-        around = HostContext(self._environment, Path.cwd(), home_folder())
-        file = configuration.file or around.cwd / FILE_NAME
+        context = HostContext(self._environment, Path.cwd(), home_folder())
+        file = configuration.file or context.cwd / FILE_NAME
         try:
             target = _read(file) if os.path.exists(file) else ServerFile(file, "", ParsedFile(file, {}, OWN))
         except ConfigError as error:
             problems = "; ".join(finding.problem for finding in error.findings)
             raise CannotPreview(f"The hub's own file cannot be read: {problems}. Correct it first.") from error
-        return _document(preview(text, name, target, configuration.servers, taken, around))
+        return _document(preview(text, name, target, configuration.servers, taken, context))
 
     async def save_switch(self, configuration: Configuration, server: ServerName, *, is_on: bool) -> Path:
         """Write into the hub's file whether a server is enabled, and return the file.

@@ -268,10 +268,10 @@ async def write_prompt(
     async with open_hub(
         source, wait=wait, name=request.name, shape=PROMPTS, is_to_call=True, is_askable=options.is_askable
     ) as hub:
-        found = await find_listed(hub, request.name, PROMPTS)
+        prompt = await find_listed(hub, request.name, PROMPTS)
         arguments = arguments_of(request.words, request.whole, None, read_text)
-        outcome = await conversation.perform(hub, HubCall("prompt", found.name, arguments))
-    return conversation.print_outcome(outcome, found.name, readable_messages)
+        outcome = await conversation.perform(hub, HubCall("prompt", prompt.name, arguments))
+    return conversation.print_outcome(outcome, prompt.name, readable_messages)
 
 
 async def read_resource(source: HubSource, uri: str, options: OutcomeOptions = NO_OPTIONS, *, wait: float) -> Exit:
@@ -411,14 +411,14 @@ def choose(name: str, listing: FeatureList, shape: ListShape = TOOLS, set_name: 
         if dot:  # names in another style have no short form
             pairs[ServerName(server), FeatureName(feature)] = offer
     try:
-        found = resolve(name, pairs)
+        pair = resolve(name, pairs)
     except AmbiguousName as several:
         candidates = "\n  ".join(several.candidates)
         text = f"{name!r} could be any of these:\n  {candidates}"
         raise CommandFailed(Exit.USAGE, text, "Call it by its full name.") from None
-    if found is None:
+    if pair is None:
         raise _unknown(name, listing, shape, set_name)
-    return pairs[found]
+    return pairs[pair]
 
 
 def in_set(set_name: str | None) -> str:
@@ -637,14 +637,14 @@ def read_schema(raw: msgspec.Raw | None) -> dict[str, Any]:
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of each argument."""
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def required_of(schema: Mapping[str, Any]) -> list[str]:
     """The arguments that a call needs."""
-    found = schema.get("required")
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+    required = schema.get("required")
+    return [each for each in required if isinstance(each, str)] if isinstance(required, list) else []
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
@@ -653,10 +653,10 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
-        found: Any = root
+        target: Any = root
         for part in reference[2:].split("/"):
-            found = found.get(part) if isinstance(found, dict) else None
-        schema = {**(found if isinstance(found, dict) else {}), **{k: v for k, v in schema.items() if k != "$ref"}}
+            target = target.get(part) if isinstance(target, dict) else None
+        schema = {**(target if isinstance(target, dict) else {}), **{k: v for k, v in schema.items() if k != "$ref"}}
     return schema if isinstance(schema, dict) else {}
 
 

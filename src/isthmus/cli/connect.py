@@ -320,10 +320,10 @@ def this_program() -> list[str]:
     for runner, cache, *run in (("uvx", "uv"), ("pipx", "pipx", "run")):
         # Such a runner removes its cache now and then, and with it the program that it started.
         is_cached = cache in parts and any(part.startswith("archive-v") or "cache" in part for part in parts)
-        if is_cached and (found := shutil.which(runner)) is not None:
+        if is_cached and (program := shutil.which(runner)) is not None:
             source = _installed_from()
             option = "--from" if runner == "uvx" else "--spec"
-            return [found, *run, *([option, source] if source else []), NAME]
+            return [program, *run, *([option, source] if source else []), NAME]
     return [sys.executable, "-m", NAME] if path.endswith(".py") else [path]
 
 

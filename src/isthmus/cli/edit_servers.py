@@ -138,15 +138,15 @@ def init(
 def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool, is_sure: bool, can_ask: bool) -> None:
     """Add the servers of these clients and files to the plan, after asking about each file unless they were named."""
     try:
-        found = read_client_files(sources, Place(None), plan.around.cwd, plan.around)
+        client_files = read_client_files(sources, Place(None), plan.context.cwd, plan.context)
     except ConfigError as error:
         raise refused(error) from error
     if is_named:
-        for finding in found.findings:
+        for finding in client_files.findings:
             print_error(f"{finding.code.number}: {finding}")
     is_wanted = is_named or is_sure
-    for document in found.documents:
-        trial = ImportPlan(plan.file, plan.around, may_replace=False)
+    for document in client_files.documents:
+        trial = ImportPlan(plan.file, plan.context, may_replace=False)
         trial.add([document])
         names = [str(candidate.name) for candidate in trial.candidates if candidate.is_taken]
         if not names:
@@ -285,17 +285,17 @@ def _is_path(word: str, folder: Path) -> bool:
 
 
 def _header(line: str) -> tuple[str, str]:
-    name, found, value = line.partition(":") if ":" in line.partition("=")[0] else line.partition("=")
-    if not found or not name.strip():
+    name, separator, value = line.partition(":") if ":" in line.partition("=")[0] else line.partition("=")
+    if not separator or not name.strip():
         raise CommandFailed(Exit.USAGE, f"--header must be 'NAME: VALUE', got {name!r}", "Quote it for the shell.")
     return name.strip(), value.strip()
 
 
 def _variable(pair: str, *, is_own: bool) -> tuple[str, str]:
-    name, found, value = pair.partition("=")
+    name, separator, value = pair.partition("=")
     if _VARIABLE.fullmatch(name) is None:
         raise CommandFailed(Exit.USAGE, f"--env must be NAME=VALUE or NAME, got {name!r}", "A name has no spaces.")
-    return name, value if found else f"env:{name}" if is_own else f"${{{name}}}"
+    return name, value if separator else f"env:{name}" if is_own else f"${{{name}}}"
 
 
 def _try(target: ConfigFile, text: str, name: str, wait: float, *, is_unchecked: bool) -> str:
@@ -557,18 +557,18 @@ def import_servers(options: ImportOptions) -> Exit:
     context = HostContext(os.environ, Path.cwd(), home())
     file = _target(options.into, context)
     try:
-        found = _read_sources(options, context, file)
+        client_files = _read_sources(options, context, file)
         plan = ImportPlan(file, context, options.may_replace)
         plan.begin(read_document(file) if file.exists() else None)
     except ConfigError as error:
         raise refused(error) from error
     # `all` may find our own file, too.
-    plan.add(document for document in found.documents if not _is_same(document.file, file))
+    plan.add(document for document in client_files.documents if not _is_same(document.file, file))
     is_written = not options.is_dry and _write_imported(plan)
     if options.is_json:
-        print_json(_as_json(found, plan, is_written=is_written))
+        print_json(_as_json(client_files, plan, is_written=is_written))
     else:
-        _print_plan(found, plan, is_dry=options.is_dry, is_written=is_written)
+        _print_plan(client_files, plan, is_dry=options.is_dry, is_written=is_written)
     return Exit.SUCCESS if plan.candidates else Exit.CONFIGURATION
 
 
@@ -636,7 +636,7 @@ def _write_imported(plan: ImportPlan) -> bool:
 # -- printing --------------------------------------------------------------------------------------------------------
 
 
-def _as_json(found: ClientFiles, plan: ImportPlan, *, is_written: bool) -> bytes:
+def _as_json(client_files: ClientFiles, plan: ImportPlan, *, is_written: bool) -> bytes:
     servers = [
         {
             "name": candidate.name,
@@ -653,18 +653,20 @@ def _as_json(found: ClientFiles, plan: ImportPlan, *, is_written: bool) -> bytes
         {
             "into": str(plan.file),
             "written": is_written,
-            "files": [{"file": str(document.file), "client": document.dialect.name} for document in found.documents],
+            "files": [
+                {"file": str(document.file), "client": document.dialect.name} for document in client_files.documents
+            ],
             "servers": servers,
-            "findings": [finding_as_json(finding, "warning") for finding in _findings(found, plan)],
+            "findings": [finding_as_json(finding, "warning") for finding in _findings(client_files, plan)],
         }
     )
 
 
-def _findings(found: ClientFiles, plan: ImportPlan) -> list[Finding]:
-    return list(dict.fromkeys([*found.findings, *plan.findings]))
+def _findings(client_files: ClientFiles, plan: ImportPlan) -> list[Finding]:
+    return list(dict.fromkeys([*client_files.findings, *plan.findings]))
 
 
-def _print_plan(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bool) -> None:
+def _print_plan(client_files: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bool) -> None:
     if plan.candidates and sys.stdout.isatty():
         groups: dict[str, list[PlanRow]] = {}
         for candidate in plan.candidates:
@@ -674,7 +676,7 @@ def _print_plan(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_writte
     elif plan.candidates:
         rows = [(*_plan_row(candidate), str(candidate.entry.place.file)) for candidate in plan.candidates]
         print_output("\n".join(aligned(rows)))
-    for finding in _findings(found, plan):
+    for finding in _findings(client_files, plan):
         print_error(f"{finding.code.number}: {finding}")
     added = [candidate for candidate in plan.candidates if candidate.is_taken]
     count = counted(len(added), "server")
@@ -692,7 +694,7 @@ def _print_plan(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_writte
     # A new isthmus.toml replaces an mcp.json beside it as the configuration.
     beside, backup = plan.file.with_name("mcp.json"), plan.file.with_name(plan.file.name + BACKUP_SUFFIX)
     is_hidden = is_written and not backup.exists() and beside.exists()
-    if is_hidden and not any(_is_same(document.file, beside) for document in found.documents):
+    if is_hidden and not any(_is_same(document.file, beside) for document in client_files.documents):
         print_error(f"{beside} is no longer read now that {plan.file.name} exists: import it too.")
 
 

@@ -34,7 +34,8 @@ from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, ListShape
 from isthmus.wire.mcp.messages import read_string
 
 REFRESH_SECONDS = 1.0
-FIRST_LOOK_SECONDS = 0.1
+CONNECT_SECONDS = 0.1
+"""How long servers of an own hub may take before the list is shown."""
 
 LINE_LENGTH_MAX = 100
 """The length of a description in a list. `isthmus tools NAME`, `prompts NAME` and `--json` have the whole."""
@@ -172,7 +173,7 @@ async def watch_servers(source: HubSource, *, wait: float) -> Exit:
         raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out to print the servers once.")
     rows: list[Row] = []
     # Servers that start are shown as such; the command does not wait for them.
-    async with open_hub(source, wait=wait if isinstance(source, RemoteSource) else FIRST_LOOK_SECONDS) as hub:
+    async with open_hub(source, wait=wait if isinstance(source, RemoteSource) else CONNECT_SECONDS) as hub:
         with in_place(sys.stdout, SERVER_HEAD) as show:
             while True:
                 document, problem = await unless_away(hub.servers())

@@ -26,18 +26,19 @@ Row: TypeAlias = Sequence[str]
 Group: TypeAlias = tuple[str, Sequence[Row]]
 """A heading, and the rows below it."""
 
-LAST_WIDTH_MIN = 20
+LAST_WIDTH_WANTED = 20
+"""Columns are folded until the last one has this width."""
+
 COLUMN_WIDTH_MIN = 12
-"""Wide columns are folded, but not below this, so that the last column has some room."""
+"""No column is folded below this width."""
 
 _BREAKS = re.compile(r"(?:(?<=[-./ ])|(?<=\w{3}_))(?=[^-./ _])")
 """Where a name may be folded. The prefix of an id, such as `ap_`, stays with it."""
 
-_WHOLE = re.compile(r"(?:[a-z]+_|k)[0-9a-f]{8,}|\d{4}-\d\d-\d\d[T ][\d:.+-]+Z?")
-"""An id or a time: it is folded only where the last column would otherwise have too little room."""
+_ID_OR_TIME = re.compile(r"(?:[a-z]+_|k)[0-9a-f]{8,}|\d{4}-\d\d-\d\d[T ][\d:.+-]+Z?")
+"""Columns with ids or times are folded only while the last column is narrower than `LAST_WIDTH_MIN`."""
 
-LAST_WIDTH_LEAST = 8
-"""Less room than this is too little for the last column."""
+LAST_WIDTH_MIN = 8
 
 GAP = 2
 """Spaces between columns."""
@@ -288,19 +289,19 @@ def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
     *longest, last = (max(map(cell_len, column), default=0) for column in zip(*rows, strict=True))
     widths = [min(width, terminal * 3 // 5) for width in longest]
     room = terminal - sum(widths) - GAP * len(widths)
-    whole = [
+    longest_parts = [
         max(cell_len(part) for cell in column for part in _BREAKS.split(cell)) for column in zip(*rows, strict=True)
     ]
-    has_whole = [any(map(_WHOLE.fullmatch, column)) for column in zip(*rows, strict=True)]
-    while room < min(LAST_WIDTH_MIN, terminal * 3 // 10, last):
-        wide = [each for each, width in enumerate(widths) if width > COLUMN_WIDTH_MIN]
-        others = [each for each in wide if not has_whole[each]]
-        wide = others if others or room >= LAST_WIDTH_LEAST else wide
-        if not wide:
+    has_ids = [any(map(_ID_OR_TIME.fullmatch, column)) for column in zip(*rows, strict=True)]
+    while room < min(LAST_WIDTH_WANTED, terminal * 3 // 10, last):
+        wide = [column for column, width in enumerate(widths) if width > COLUMN_WIDTH_MIN]
+        without_ids = [column for column in wide if not has_ids[column]]
+        candidates = without_ids if without_ids or room >= LAST_WIDTH_MIN else wide
+        if not candidates:
             break
         # First those that can be folded between words.
-        foldable = [each for each in wide if widths[each] > whole[each]] or wide
-        widths[max(foldable, key=lambda each: widths[each])] -= 1
+        foldable = [column for column in candidates if widths[column] > longest_parts[column]] or candidates
+        widths[max(foldable, key=lambda column: widths[column])] -= 1
         room += 1
     return [*widths, max(room, 1)]
 

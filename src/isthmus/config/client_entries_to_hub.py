@@ -78,7 +78,7 @@ class Entry:
 
 
 def entry_of(
-    name: str, fields: object, place: Place, dialect: ClientDialect, around: WorkspaceContext | None = None
+    name: str, fields: object, place: Place, dialect: ClientDialect, context: WorkspaceContext | None = None
 ) -> Entry:
     """Translate one entry into our keys."""
     if not isinstance(fields, dict):
@@ -106,11 +106,11 @@ def entry_of(
         for key, value in draft.fields.items()
         if key in known and key not in _KEPT
     }
-    if around is not None:
+    if context is not None:
         if not dialect.is_own:
-            draft.findings += _command_inputs(read, draft.place, around)
+            draft.findings += _command_inputs(read, draft.place, context)
             read = {
-                key: values.map_texts(value, lambda text, *_: with_hub_variables(text, dialect, around))
+                key: values.map_texts(value, lambda text, *_: with_hub_variables(text, dialect, context))
                 for key, value in read.items()
             }
         # Paths become absolute, so that the entry means the same in a file of another folder.
@@ -118,7 +118,7 @@ def entry_of(
             kind = SERVER_KEYS[key].path
             if kind and isinstance(value, str) and value and "${" not in value:
                 resolve = resolve_program if kind == "program" else resolve_path
-                read[key] = str(resolve(value, around.folder, around.home))
+                read[key] = str(resolve(value, context.folder, context.home))
     return Entry(name, place, dialect, read, extra, draft.written_at, tuple(draft.findings))
 
 
@@ -138,7 +138,7 @@ def _extra(draft: DraftEntry, known: Set[str], nulls: Iterable[str]) -> dict[str
     return {str(key): values.plain(value) for key, value in extra.items()}
 
 
-def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> list[Finding]:
+def _command_inputs(value: object, place: Place, context: WorkspaceContext) -> list[Finding]:
     """Return a finding for each input whose value would come from a program of the editor."""
     if isinstance(value, str):
         return [
@@ -148,10 +148,10 @@ def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> li
                 code=finding_codes.CODE_NOT_RUN,
             )
             for id in inputs_used(value)
-            if around.inputs.get(id, {}).get("type") == "command"
+            if context.inputs.get(id, {}).get("type") == "command"
         ]
     keyed = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [finding for key, item in keyed for finding in _command_inputs(item, place.at(key), around)]
+    return [finding for key, item in keyed for finding in _command_inputs(item, place.at(key), context)]
 
 
 # -- the entries of a file -----------------------------------------------------------------------------------
@@ -171,14 +171,14 @@ def entries_of(
     dialect = document.dialect
     listed = document.table.get("inputs")
     inputs = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-    around = WorkspaceContext(document.base(home, cwd), home, {str(item.get("id")): item for item in inputs})
+    context = WorkspaceContext(document.base(home, cwd), home, {str(item.get("id")): item for item in inputs})
     entries: list[Entry] = []
     findings: list[Finding] = []
     for root, table in _roots(document):
         place = Place(document.file).at(*root)
-        entries += [entry_of(name, fields, place.at(step), dialect, around) for name, step, fields in _named(table)]
+        entries += [entry_of(name, fields, place.at(step), dialect, context) for name, step, fields in _named(table)]
     if cwd is not None and dialect.has_projects:
-        project_entries, project_findings = _project_entries(document, cwd, around)
+        project_entries, project_findings = _project_entries(document, cwd, context)
         entries += project_entries
         findings += project_findings
     if own := [entry for entry in entries if str(entry.fields.get("type")) in dialect.own_kinds]:
@@ -260,7 +260,7 @@ def _named(table: object) -> Iterator[tuple[str, str | int, object]]:
         yield name, position, rest
 
 
-def _project_entries(document: ParsedFile, cwd: Path, around: WorkspaceContext) -> tuple[list[Entry], list[Finding]]:
+def _project_entries(document: ParsedFile, cwd: Path, context: WorkspaceContext) -> tuple[list[Entry], list[Finding]]:
     """Return the entries that a file keeps for this folder or its parents, and a finding about other folders."""
     found: list[Entry] = []
     folders = [str(cwd), *map(str, cwd.parents)]
@@ -269,7 +269,7 @@ def _project_entries(document: ParsedFile, cwd: Path, around: WorkspaceContext) 
         if isinstance(table, dict):
             place = Place(document.file).at("projects", folder, "mcpServers")
             found += [
-                entry_of(str(name), fields, place.at(str(name)), document.dialect, around)
+                entry_of(str(name), fields, place.at(str(name)), document.dialect, context)
                 for name, fields in table.items()
             ]
     projects = document.table.get("projects")

@@ -62,7 +62,7 @@ def read_client_files(
     names: Iterable[str],
     place: Place,
     folder: Path,
-    around: HostContext,
+    context: HostContext,
     dialect: ClientDialect | None = None,
     *,
     importers: Mapping[str, Extension] | None = None,
@@ -79,7 +79,7 @@ def read_client_files(
     for position, name in enumerate(names):
         here = place.at(position) if place.path else Place(None)
         if "/" in name or "\\" in name or Path(name).suffix.lower() in PARSERS or name.startswith((".", "~")):
-            file = resolve_path(name, folder, around.home)
+            file = resolve_path(name, folder, context.home)
             found.sought.append(file)
             if file.is_file():
                 _read_file(found, file, dialect)
@@ -89,13 +89,13 @@ def read_client_files(
                 )
                 found.findings.append(missing)
         elif importers is not None and name in importers:
-            _read_extension(importers[name], found, here, around)
+            _read_extension(importers[name], found, here, context)
         else:
-            _read_client(found, name, here, around)
+            _read_client(found, name, here, context)
     return found
 
 
-def _read_client(found: ClientFiles, name: str, place: Place, around: HostContext) -> None:
+def _read_client(found: ClientFiles, name: str, place: Place, context: HostContext) -> None:
     chosen = list(CLIENTS.values()) if name == ALL else [CLIENTS[name]] if name in CLIENTS else []
     if not chosen:
         meant = closest_match(name, CLIENTS)
@@ -110,7 +110,7 @@ def _read_client(found: ClientFiles, name: str, place: Place, around: HostContex
         )
         return
     files = {
-        file: client for client in chosen for file in places_of(client, around.home, around.cwd, around.environment)
+        file: client for client in chosen for file in places_of(client, context.home, context.cwd, context.environment)
     }
     found.sought += files
     present = [file for file in files if file.is_file()]
@@ -120,12 +120,12 @@ def _read_client(found: ClientFiles, name: str, place: Place, around: HostContex
         found.findings.append(_nothing(chosen[0].title, files, place))
 
 
-def _read_extension(extension: Extension, found: ClientFiles, place: Place, around: HostContext) -> None:
+def _read_extension(extension: Extension, found: ClientFiles, place: Place, context: HostContext) -> None:
     """Read the files of a client that an extension knows."""
     importer = cast("Importer", extension.make("places", "servers"))
     title = str(getattr(importer, "title", extension.name))
     try:
-        named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
+        named: list[object] = list(importer.places(context.home, context.cwd, context.environment))
     except Exception as error:  # it is not ours, and a file may be watched, and read again, while the hub runs
         message = f"cannot be used: its places() raised {type(error).__name__}"
         raise ConfigError(extension.place.finding(message, code=finding_codes.BAD_EXTENSION)) from error

@@ -474,26 +474,26 @@ class WorkspaceContext:
     """By id, as the file declares them."""
 
 
-def with_hub_variables(text: str, dialect: ClientDialect, around: WorkspaceContext) -> str:
+def with_hub_variables(text: str, dialect: ClientDialect, context: WorkspaceContext) -> str:
     """Return `text` with its variables written as `${VAR}`."""
     for form in dialect.syntax:
         text = _VARIABLE_FORMS[form].sub(r"${\1}", text)
     if "curly" in dialect.syntax:
         text = _CURLY_FILE.sub(r"${file:\1}", text)
     editor = {
-        "userHome": str(around.home),
-        "workspaceFolderBasename": around.folder.name,
+        "userHome": str(context.home),
+        "workspaceFolderBasename": context.folder.name,
         "pathSeparator": os.sep,
         "/": os.sep,
     }
 
     def placeholder(match: re.Match[str]) -> str:
-        default = around.inputs.get(match[1], {}).get("default")
+        default = context.inputs.get(match[1], {}).get("default")
         # A placeholder cannot contain a brace.
         fallback = f":-{default}" if isinstance(default, str) and not set(default) & set("{}") else ""
         return f"${{{input_variable(match[1])}{fallback}}}"
 
-    text = _EDITOR.sub(lambda found: editor.get(found[1], str(around.folder)), text)
+    text = _EDITOR.sub(lambda found: editor.get(found[1], str(context.folder)), text)
     return _INPUT.sub(placeholder, text)
 
 

@@ -80,7 +80,7 @@ class ImportPlan:
     """What goes into one file."""
 
     file: Path
-    around: HostContext
+    context: HostContext
     may_replace: bool
     candidates: list[ImportCandidate] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -95,7 +95,7 @@ class ImportPlan:
             ConfigError: the key for servers holds something else.
         """
         if target is not None:
-            loaded = load_servers(target, self.around)
+            loaded = load_servers(target, self.context)
             self._known = {name: loaded.servers.get(name) for name in loaded.entries}
             self._in_file = set(self._known)
 
@@ -103,7 +103,7 @@ class ImportPlan:
         """Decide about the servers of other files, in order: of two with one name the first counts."""
         for document in documents:
             try:
-                loaded = load_servers(document, self.around, runs_in=self.file.parent)
+                loaded = load_servers(document, self.context, runs_in=self.file.parent)
             except ConfigError as error:
                 self.findings += error.findings
                 continue
@@ -134,7 +134,7 @@ class ImportPlan:
         """Return the server as the file would have it; variables may have other values there."""
         loaded = LoadedServers()
         entry = entry_of(name, dict(fields), Place(self.file, SERVERS).at(name), OWN)
-        loaded.add([entry], context_of(self.file, self.file.parent, self.around))
+        loaded.add([entry], context_of(self.file, self.file.parent, self.context))
         reported = {(finding.code, finding.message) for finding in self.findings}
         self.findings += [
             finding
@@ -166,7 +166,7 @@ def has_same_effect(one: ServerSettings, other: ServerSettings) -> bool:
 
 
 def load_servers(
-    document: ParsedFile, around: HostContext, limits: Limits | None = None, *, runs_in: Path | None = None
+    document: ParsedFile, context: HostContext, limits: Limits | None = None, *, runs_in: Path | None = None
 ) -> LoadedServers:
     """Return the servers of one file without the rest of it, by default with the default limits.
 
@@ -176,16 +176,16 @@ def load_servers(
         ConfigError: the key for servers holds something else.
     """
     loaded = LoadedServers()
-    entries, findings = entries_of(document, around.home, around.cwd, runs_in)
+    entries, findings = entries_of(document, context.home, context.cwd, runs_in)
     loaded.findings += findings
-    loaded.add(entries, context_of(document.file, document.base(around.home, around.cwd), around, limits))
+    loaded.add(entries, context_of(document.file, document.base(context.home, context.cwd), context, limits))
     return loaded
 
 
-def context_of(file: Path, folder: Path, around: HostContext, limits: Limits | None = None) -> EntryContext:
+def context_of(file: Path, folder: Path, context: HostContext, limits: Limits | None = None) -> EntryContext:
     """Return what the entries of a file are read with."""
-    visible, _ = variables_of(file, around.environment)
-    return EntryContext(Variables(visible, folder, around.home), folder, around.home, limits or Limits())
+    visible, _ = variables_of(file, context.environment)
+    return EntryContext(Variables(visible, folder, context.home), folder, context.home, limits or Limits())
 
 
 def transport_of(reach: Reach) -> str:

@@ -89,13 +89,13 @@ def load(  # noqa: PLR0913 - all but the first are named, or always the same
     """
     options = {"host": host, "port": port, "log_level": log_level}
     given = {key: value for key, value in options.items() if value is not None}
-    around = HostContext(environment, cwd, home)
+    context = HostContext(environment, cwd, home)
     file = find_file(path, environment, cwd, home)
     document = None if file is None else read_document(file, dialect)
     if stored is None or document is None:
-        return _Loading(around, given).configuration(document)
+        return _Loading(context, given).configuration(document)
     version, tables = stored
-    read = _Loading(around, given).configuration(replace(document, table=_joined(document, tables), dialect=OWN))
+    read = _Loading(context, given).configuration(replace(document, table=_joined(document, tables), dialect=OWN))
     return replace(read, version=version)
 
 
@@ -154,8 +154,8 @@ def _caller_names(document: ParsedFile | None) -> frozenset[str]:
 class _Loading:
     """One load: collects servers, findings and files on the way."""
 
-    def __init__(self, around: HostContext, given: Mapping[str, object]) -> None:
-        self._around = around
+    def __init__(self, context: HostContext, given: Mapping[str, object]) -> None:
+        self._around = context
         self._given = given
         self._loaded = LoadedServers()
         self._findings: list[Finding] = []
@@ -168,8 +168,8 @@ class _Loading:
         self._extensions, findings = read_extensions(document, self._variables(document))
         variables = self._variables(document)
         seconds, seconds_findings = call_seconds(self._around.environment)
-        around = self._around
-        hub, hub_findings = read_hub(document, around.environment, around.home, self._given, seconds)
+        context = self._around
+        hub, hub_findings = read_hub(document, context.environment, context.home, self._given, seconds)
         self._limits = hub.limits
         tables, table_findings = read_tables(
             document, variables, [each.name for each in self._extensions.in_group("storage")]

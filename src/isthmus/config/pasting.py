@@ -109,9 +109,13 @@ class Paste:
 
 
 def preview(
-    text: str, name: str | None, target: ServerFile, servers: Collection[ServerSettings], taken: Collection[str],
-    around: HostContext,
-) -> Preview:  # fmt: skip
+    text: str,
+    name: str | None,
+    target: ServerFile,
+    servers: Collection[ServerSettings],
+    taken: Collection[str],
+    context: HostContext,
+) -> Preview:
     """Read a paste for the file of a hub. `servers` are those of the hub; `taken` are all names that are in use.
 
     `name` is the name that the person wants, if the paste has one server.
@@ -119,23 +123,15 @@ def preview(
     Raises:
         CannotPreview: it is too long, or contains no server.
     """
-    if len(text) > PASTED_LENGTH_MAX:
-        advice = "Save it as a file and run: isthmus import FILE"
-        raise CannotPreview(f"The text is over {PASTED_LENGTH_MAX // 1024} KiB long. {advice}")
-    paste = _read(text, target.file.parent)
-    try:
-        json.dumps(paste.document.table, ensure_ascii=False, default=str).encode()
-    except (ValueError, RecursionError) as error:
-        advice = "Copy it again, or remove escapes such as \\ud800."
-        raise CannotPreview(f"The text has characters that are no text, or nests too deep. {advice}") from error
-    entries, findings = _entries(paste, target, around)
+    paste = _read_checked(text, target.file.parent)
+    entries, entry_findings = _entries(paste, target, context)
     if name is not None:
         if len(entries) > 1:
             raise CannotPreview(f"A name is for one server, and the text has {len(entries)}.")
         entries = [replace(entries[0], name=name)]
     loaded = LoadedServers()
-    loaded.add(entries, context_of(paste.document.file, target.file.parent, around))
-    found = [*paste.document.warnings, *findings, *loaded.findings]
+    loaded.add(entries, context_of(paste.document.file, target.file.parent, context))
+    findings = [*paste.document.warnings, *entry_findings, *loaded.findings]
     root = target.root_of("")  # of a server that is not there yet
     known, used = {server.name: server for server in servers}, {*taken, *target.names()}
     pasted, tables = [], dict[str, Mapping[str, object]]()
@@ -145,9 +141,9 @@ def preview(
             pasted.append(PastedServer(called, entry.name, "broken", None, {}, "", None, has_secrets=False))
             continue
         fields = own_fields(entry, server)
-        written, written_findings = _as_written(called, fields, target, around)
-        messages = {finding.message for finding in found}
-        found += [
+        written, written_findings = _as_written(called, fields, target, context)
+        messages = {finding.message for finding in findings}
+        findings += [
             finding
             for finding in written_findings
             if finding.code == finding_codes.UNRESOLVED_VARIABLE and finding.message not in messages
@@ -157,20 +153,25 @@ def preview(
         free = called if is_same else _free_name(called, used)
         if free != called:
             message = f"is the name of another server, so this one is called {free}"
-            found.append(entry.place.finding(message, advice="choose another name", code=finding_codes.TAKEN_NAME))
+            findings.append(entry.place.finding(message, advice="choose another name", code=finding_codes.TAKEN_NAME))
         used.add(free)
         if not is_same:
             tables[free] = fields
         pasted.append(
             PastedServer(
-                free, entry.name, "same" if is_same else "new", transport_of(server.reach), _plain_table(fields),
-                _snippet(target, root, {free: fields}), _add_command(free, fields, target, around),
+                name=free,
+                wanted=entry.name,
+                outcome="same" if is_same else "new",
+                transport=transport_of(server.reach),
+                entry=_plain_table(fields),
+                text=_snippet(target, root, {free: fields}),
+                command=_add_command(free, fields, target, context),
                 has_secrets=ImportCandidate(called, entry, server, "new").has_secrets,
             )
-        )  # fmt: skip
-    found += _not_editable(target, root, tables)
+        )
+    findings += _not_editable(target, root, tables)
     # The file of a finding about a paste is no file.
-    found = [replace(each, file=None) if each.file == paste.document.file else each for each in found]
+    findings = [replace(finding, file=None) if finding.file == paste.document.file else finding for finding in findings]
     dialect = paste.document.dialect
     return Preview(
         paste.form,
@@ -180,13 +181,27 @@ def preview(
         _place(target, root),
         _snippet(target, root, tables) if tables else "",
         tuple(pasted),
-        tuple(dict.fromkeys(found)),
+        tuple(dict.fromkeys(findings)),
     )
 
 
-def _entries(paste: Paste, target: ServerFile, around: HostContext) -> tuple[list[Entry], list[Finding]]:
+def _read_checked(text: str, folder: Path) -> Paste:
+    """Parse a paste. Raises `CannotPreview` for one that is too long, or that no response could quote."""
+    if len(text) > PASTED_LENGTH_MAX:
+        advice = "Save it as a file and run: isthmus import FILE"
+        raise CannotPreview(f"The text is over {PASTED_LENGTH_MAX // 1024} KiB long. {advice}")
+    paste = _read(text, folder)
     try:
-        entries, findings = entries_of(paste.document, around.home, around.cwd, target.file.parent)
+        json.dumps(paste.document.table, ensure_ascii=False, default=str).encode()
+    except (ValueError, RecursionError) as error:
+        advice = "Copy it again, or remove escapes such as \\ud800."
+        raise CannotPreview(f"The text has characters that are no text, or nests too deep. {advice}") from error
+    return paste
+
+
+def _entries(paste: Paste, target: ServerFile, context: HostContext) -> tuple[list[Entry], list[Finding]]:
+    try:
+        entries, findings = entries_of(paste.document, context.home, context.cwd, target.file.parent)
     except ConfigError as error:
         raise _refused(error) from error
     if not entries:
@@ -200,13 +215,13 @@ def _entries(paste: Paste, target: ServerFile, around: HostContext) -> tuple[lis
 
 
 def _as_written(
-    name: str, fields: Mapping[str, object], target: ServerFile, around: HostContext
+    name: str, fields: Mapping[str, object], target: ServerFile, context: HostContext
 ) -> tuple[ServerSettings | None, list[Finding]]:
     """The server as the hub's own file would have it."""
     place = Place(target.file).at(*target.root_of(name)).at(name)
     loaded = LoadedServers()
     entry = entry_of(name, dict(fields), place, target.document.dialect)
-    loaded.add([entry], context_of(target.file, target.file.parent, around))
+    loaded.add([entry], context_of(target.file, target.file.parent, context))
     return next(iter(loaded.servers.values()), None), [replace(finding, file=None) for finding in loaded.findings]
 
 
@@ -531,7 +546,7 @@ def _not_editable(target: ServerFile, root: Keys, tables: Mapping[str, Mapping[s
     return []
 
 
-def _add_command(name: str, fields: Mapping[str, object], target: ServerFile, around: HostContext) -> str | None:
+def _add_command(name: str, fields: Mapping[str, object], target: ServerFile, context: HostContext) -> str | None:
     """The `isthmus add` for an entry; None if it lacks an option for one of the keys."""
     options: list[str] = []
     rest = dict(fields)
@@ -556,7 +571,7 @@ def _add_command(name: str, fields: Mapping[str, object], target: ServerFile, ar
         words = [goal]
     if rest:
         return None
-    if target.file not in usual_files(around.environment, around.home):
+    if target.file not in usual_files(context.environment, context.home):
         options += ["--config", str(target.file)]
     return shlex.join(["isthmus", "add", name, *(words + options if way != "command" else options + words)])
 

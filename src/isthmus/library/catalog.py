@@ -128,8 +128,8 @@ class ToolEntry:
     def required_permissions(self) -> list[str]:
         """Permissions that its author requires, besides the tool itself."""
         members = self._read("_meta", dict[str, Any]) or {}
-        found = members.get(PERMISSIONS, [])
-        return [str(each) for each in found] if isinstance(found, list) else []
+        permissions = members.get(PERMISSIONS, [])
+        return [str(each) for each in permissions] if isinstance(permissions, list) else []
 
     @property
     def tool(self) -> UniversalTool:
@@ -247,15 +247,15 @@ class Catalog:
 
     def _resolve_in(self, namespace: str, name: str) -> ToolEntry:
         # The full name comes first: a server may have a tool whose own name is another tool's full name.
-        for found in (
+        for entry in (
             self.entries.get(name),
             self.entries.get(f"{namespace}.{name}"),
             self._by_llm_name.get(name),
         ):
-            if found is not None and (
-                found.server == namespace or (namespace == ANY_SERVER and found.server != BUILTIN)
+            if entry is not None and (
+                entry.server == namespace or (namespace == ANY_SERVER and entry.server != BUILTIN)
             ):
-                return found
+                return entry
         if namespace == ANY_SERVER:
             return self.resolve(f"{ANY_SERVER}.{name}")
         if (unlisted := self._unlisted(f"{namespace}.{name}")) is not None:
@@ -265,26 +265,26 @@ class Catalog:
     def _search(self, name: str) -> ToolEntry:
         check_name(name)
         by_llm_name = self._by_llm_name.get(name)
-        found = set() if by_llm_name is None else {by_llm_name.full_name}
+        full_names = set() if by_llm_name is None else {by_llm_name.full_name}
         try:
             pair = resolve(name, ((entry.server, entry.name) for entry in self.entries.values() if entry.server))
         except AmbiguousName as several:
-            found.update(several.candidates)
+            full_names.update(several.candidates)
         else:
             if pair is not None:
-                found.add(canonical(pair))
-        if len(found) > 1:
-            raise AmbiguousToolError(name, sorted(found))
-        if not found:
+                full_names.add(canonical(pair))
+        if len(full_names) > 1:
+            raise AmbiguousToolError(name, sorted(full_names))
+        if not full_names:
             raise self._unknown(name)
-        return self.entries[found.pop()]
+        return self.entries[full_names.pop()]
 
     def _unknown(self, name: str, user: UserContext | None = None) -> ToolError:
         if (unreachable := self.unreachable(name, user)) is not None:
             return unreachable
         policy = policy_of(grants_of(user))
-        silent = sorted(server for server in self.silent if policy.may_see_server(ServerName(server)))
-        hint = f"These servers are not connected, so their tools are unknown: {', '.join(silent)}." if silent else ""
+        names = sorted(server for server in self.unlisted_servers if policy.may_see_server(ServerName(server)))
+        hint = f"These servers are not connected, so their tools are unknown: {', '.join(names)}." if names else ""
         known = self.entries if user is None else [entry.full_name for entry in self.usable(user)]
         return ToolNotFoundError(name, suggestions(name, known), hint)
 
@@ -295,12 +295,12 @@ class Catalog:
         """
         server, dot, tool = name.partition(".")
         if not dot:  # a name for language models begins with its server's
-            servers = [*self.silent, *(str(entry.server) for entry in self.entries.values())]
+            servers = [*self.unlisted_servers, *(str(entry.server) for entry in self.entries.values())]
             prefixes = {llm_form((ServerName(server), FeatureName(""))): server for server in servers}
             server = prefixes.get(
                 max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=""), ""
             )
-        if server not in self.silent:
+        if server not in self.unlisted_servers:
             return None
         if user is not None:
             # A name for language models cannot be split, so any permission on the server is enough then.
@@ -312,7 +312,7 @@ class Catalog:
         return ToolUnreachableError(name, server, self.missing[server])
 
     @cached_property
-    def silent(self) -> frozenset[str]:
+    def unlisted_servers(self) -> frozenset[str]:
         """Servers that are not connected and never listed their tools."""
         return frozenset(self.missing).difference(str(entry.server) for entry in self.entries.values())
 

@@ -164,15 +164,15 @@ class Dispatcher:
 
     async def _execute(self, call: ModelCall, approved: frozenset[str]) -> Dispatched:
         user = self._options.list_user
-        found = await self._tools.look_up(call.name, user)
-        if isinstance(found, ToolResult):
-            refusal = found
+        tool = await self._tools.look_up(call.name, user)
+        if isinstance(tool, ToolResult):
+            refusal = tool
         elif call.arguments is None:
-            refusal = unreadable_arguments(found.name)
-        elif self._tools.is_approval_needed(found, call.arguments) and call.key not in approved:
-            refusal = not_approved(found)
+            refusal = unreadable_arguments(tool.name)
+        elif self._tools.is_approval_needed(tool, call.arguments) and call.key not in approved:
+            refusal = not_approved(tool)
         else:
-            request = self._options.request(found, call.arguments, None)
+            request = self._options.request(tool, call.arguments, None)
             return Dispatched(call, await self._tools.execute(request, self._on_event))
         session = self._options.session(None)
         return Dispatched(call, self._tools.service.noted(refusal, call.arguments, user, session))

@@ -308,7 +308,7 @@ def _around(workspace: Path) -> HostContext:
     return HostContext(os.environ, workspace, home_folder())
 
 
-def _configs_of(document: ParsedFile, around: HostContext) -> list[MCPServerConfig]:
+def _configs_of(document: ParsedFile, context: HostContext) -> list[MCPServerConfig]:
     servers = document.table.get(ROOT, {})
     table, dialect = document.table, document.dialect
     if not isinstance(servers, dict) and not (isinstance(servers, list) and servers):
@@ -317,10 +317,10 @@ def _configs_of(document: ParsedFile, around: HostContext) -> list[MCPServerConf
         table = {key: value for key, value in table.items() if key != ROOT}
     if dialect.unit == "unsaid":  # a hub would have to guess; agents write seconds
         dialect = replace(dialect, unit="seconds")
-    roster = load_servers(replace(document, table=table, dialect=dialect), around, LIMITS)
+    roster = load_servers(replace(document, table=table, dialect=dialect), context, LIMITS)
     for finding in (*document.warnings, *roster.findings):
         _loader_log.warning("%s", finding)
-    folder = str(document.base(around.home, around.cwd))
+    folder = str(document.base(context.home, context.cwd))
     configs = (_config_of(name, settings, roster, folder) for name, settings in roster.servers.items())
     return [config for config in configs if config is not None]
 

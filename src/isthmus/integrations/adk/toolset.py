@@ -140,7 +140,7 @@ class HubToolset(BaseToolset, OffersTools):
     def _tools(
         self, service: ToolService, catalog: Catalog, user: UserContext | None, context: ReadonlyContext | None
     ) -> list[BaseTool]:
-        for server in catalog.silent:
+        for server in catalog.unlisted_servers:
             self._warn(f"The tools of server {server} are not listed: {catalog.missing[server]}")
         wanted = self._named(self.tool_filter, catalog, user) if isinstance(self.tool_filter, list) else None
         if isinstance(self._confirmed, list) and not self._has_checked:
