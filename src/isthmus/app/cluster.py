@@ -725,7 +725,10 @@ class SharedApprovals:
         self._approvals = running.approvals
         self._background = running.background
         self._is_due = asyncio.Event()
+        self._read: asyncio.Future[None] | None = None
+        """Done when all were read that are stored now."""
         running.approvals.on_changed = self._publish
+        running.approvals.look_again = self._look_again
         bus.subscribe(APPROVALS, self._receive)
         bus.on_state_changed(self._state_changed)
         self._state_changed(bus.state)
@@ -741,6 +744,7 @@ class SharedApprovals:
             if not may_have_some and not self._is_due.is_set():
                 continue
             self._is_due.clear()
+            read, self._read = self._read, None
             began = clock()
             try:
                 await self._approvals.reread()
@@ -751,6 +755,14 @@ class SharedApprovals:
             else:
                 took = clock() - began
                 pause, is_readable = min(max(APPROVALS_SECONDS, APPROVALS_PAUSE * took), APPROVALS_SECONDS_MAX), True
+            if read is not None:
+                read.set_result(None)
+
+    async def _look_again(self) -> None:
+        """An operator decides about an approval of which this node has not heard yet."""
+        self._read = self._read or asyncio.get_running_loop().create_future()
+        self._is_due.set()
+        await asyncio.wait({self._read}, timeout=APPROVALS_SECONDS)
 
     def _publish(self, owner: str, id: str) -> None:
         self._bus.publish(APPROVALS, msgspec.json.encode([owner, id]))

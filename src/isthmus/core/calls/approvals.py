@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -254,6 +254,8 @@ class CallApprovals:
         """Announces a stored request; `app` sends webhooks."""
         self.on_changed: Callable[[str, str], None] | None = None
         """Called with the owner and id of an approval that this hub has changed in the journal."""
+        self.look_again: Callable[[], Awaitable[None]] | None = None
+        """Reads what other hubs have stored, for a decision about an approval that is not known here."""
         self._entries: dict[str, _ApprovalRecord] = {}
         self._by_digest: dict[str, _ApprovalRecord] = {}
         self._of: dict[str, dict[str, _ApprovalRecord]] = {}
@@ -624,6 +626,8 @@ class CallApprovals:
         """
         if (credit := self._credit_of(id)) is not None:
             return self._revoke(credit, verdict, by, reason[:REASON_LENGTH_MAX])
+        if id not in self._entries and self.look_again is not None:
+            await self.look_again()
         entry = self._entries.get(id)
         if entry is None or not entry.is_stored:
             return None

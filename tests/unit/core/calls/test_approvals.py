@@ -1052,6 +1052,18 @@ async def test_a_call_that_provably_did_not_run_may_be_made_again(executed: Exec
         assert len(stage.link.sent) == 2
 
 
+async def test_a_request_that_another_hub_has_just_stored_can_be_decided() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    other = Held(journal=stage.journal)
+    assert await other.approvals.decide(id, "allow", OPERATOR, "") is None
+    other.approvals.look_again = other.approvals.reread
+    assert await other.approvals.decide(id, "allow", OPERATOR, "") is not None
+    await stage.approvals.reread()
+    await settled()
+    assert stage.sent() == [PAY]
+
+
 async def test_a_decision_that_cannot_be_stored_again_is_asked_for_again() -> None:
     stage = Held()
     id, _ = await stage.ask()
