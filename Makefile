@@ -107,7 +107,7 @@ format: $(VENV)/.test ## put the code into the project's format
 bench: $(VENV)/.test ## measure a call through the hub beside a direct one and a bare relay
 	$(VENV)/bin/python -m bench $(ARGS)
 
-bench-peers: $(VENV)/.test ## measure the hub beside other gateways, which are installed into build/peers (twelve minutes, and as many once to install); ARGS="--peers fastmcp,tbxark --rounds 3 --seconds 2"
+bench-peers: $(VENV)/.test ## measure the hub beside other gateways, which are installed into build/peers (a quarter of an hour, and as long once to install); ARGS="--peers fastmcp,tbxark --rounds 3 --seconds 2"
 	$(VENV)/bin/python -m bench.peers $(ARGS)
 
 compare: $(VENV)/.test ## measure a call beside the same call in an earlier revision, in several processes of each: REV=v1.0 (five minutes)

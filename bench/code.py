@@ -1,9 +1,10 @@
 """`python -m bench.code`: what a call costs inside a script, and how long a script takes to start.
 
 A hub in this process has one server that answers at once. The same calls are made directly and by scripts, of which
-some are durable (SQLite). A cost is CPU time of this process, and of the sandbox's processes; the least
-disturbed round counts. The start is the time from the request to the script's first call, its type check included, with
-a warm worker; that is the median. Ends with 1 when a promise is not kept.
+some are durable (SQLite). A cost is CPU time of this process, and of the sandbox's processes; the least disturbed round
+counts. Of a durable script it also prints the time and the writes of a call. The start is the time from the request to
+the script's first call, its type check included, with a warm worker; that is the median. Ends with 1 when a promise is
+not kept.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import uvloop
 from msgspec import Raw
@@ -26,9 +28,10 @@ from bench.processes import cpu_clock_of
 from bench.scenarios import CALLER, SERVER, hub_with_instant_server
 from isthmus.code.scripts import RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
+from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.journal import Journal
+from isthmus.core.ports import Document, Journal, OnWritten
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
 from isthmus.storage.memory import MemoryJournal
@@ -78,23 +81,51 @@ def loop_of(count: int) -> str:
     return f"for each in range({count}):\n    await {SERVER}_echo(text='x')\n"
 
 
-async def cost(work: Callable[[int], Awaitable[None]]) -> tuple[float, float]:
-    """CPU microseconds of a call: of the hub, and of the sandbox."""
+class Cost(NamedTuple):
+    """What some calls cost, in microseconds: CPU of the hub and of the sandbox, and their time."""
+
+    hub: float
+    sandbox: float
+    time: float
+
+    @property
+    def cpu(self) -> float:
+        """Of hub and sandbox."""
+        return self.hub + self.sandbox
+
+    def __str__(self) -> str:
+        return f"{self.cpu:7.1f} µs  (hub {self.hub:.1f}, sandbox {self.sandbox:.1f})"
+
+
+async def cost(work: Callable[[int], Awaitable[None]]) -> Cost:
+    """The cost of one call."""
     few, many = await cost_of(lambda: work(FEW)), await cost_of(lambda: work(MANY))
-    return (many[0] - few[0]) / (MANY - FEW) * 1e6, (many[1] - few[1]) / (MANY - FEW) * 1e6
+    return Cost(*((long - short) / (MANY - FEW) for long, short in zip(many, few, strict=True)))
 
 
-async def cost_of(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
-    """CPU seconds of some work."""
+async def cost_of(work: Callable[[], Awaitable[None]]) -> Cost:
+    """The cost of some work."""
     found = []
     workers = sandbox_seconds()
     for _ in range(ROUNDS):
-        hub = time.process_time()
+        hub, began = time.process_time(), time.perf_counter()
         await work()
-        found.append(time.process_time() - hub)
+        found.append(((time.process_time() - hub) * 1e6, (time.perf_counter() - began) * 1e6))
     await asyncio.sleep(0.5)  # the last worker ends
     # Workers come and go, so that the sandbox's is the mean of all rounds.
-    return min(found), (sandbox_seconds() - workers) / ROUNDS
+    sandbox = (sandbox_seconds() - workers) / ROUNDS * 1e6
+    return Cost(min(hub for hub, _ in found), sandbox, min(taken for _, taken in found))
+
+
+class CountedJournal(SqliteJournal):
+    """A journal that counts its writes."""
+
+    writes = 0
+
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
+        """See `Journal`."""
+        self.writes += 1
+        super().write(documents, done, facts)
 
 
 async def call_directly(hub: Hub, count: int) -> None:
@@ -139,12 +170,13 @@ async def measure() -> int:
     """Print the figures; 1 if a promise is not kept."""
     hub = await hub_with_instant_server()
     with tempfile.TemporaryDirectory() as folder:
-        journal = SqliteJournal(Path(folder))
+        journal = CountedJournal(Path(folder))
         plain, durable = Bench(hub, MemoryJournal()), Bench(hub, journal)
-        direct, _ = await cost(lambda count: call_directly(hub, count))
+        direct = (await cost(lambda count: call_directly(hub, count))).hub
         await plain.run(ONCE, is_durable=False)
         scripted = await cost(lambda count: plain.run(loop_of(count), is_durable=False))
         stored = await cost(lambda count: durable.run(loop_of(count), is_durable=True))
+        writes = journal.writes / (ROUNDS * (FEW + MANY))
         starts = []
         for _ in range(STARTS):
             while not plain.scripts.sandbox.has_spare:  # noqa: ASYNC110 (another process)
@@ -156,14 +188,12 @@ async def measure() -> int:
         await plain.close()
         await durable.close()
         await journal.aclose()
-    over = sum(scripted) - direct
+    over = scripted.cpu - direct
     print(f"a call made directly             {direct:7.1f} µs")
-    print(
-        f"the same call in a script        {sum(scripted):7.1f} µs  (hub {scripted[0]:.1f}, sandbox {scripted[1]:.1f})"
-    )
-    print(f"the same in a durable script     {sum(stored):7.1f} µs  (hub {stored[0]:.1f}, sandbox {stored[1]:.1f})")
+    print(f"the same call in a script        {scripted}")
+    print(f"the same in a durable script     {stored}; it takes {stored.time:.0f} µs and {writes:.2f} writes")
     print(f"overhead of a script             {over:7.1f} µs  (promised: at most {PROMISED_MICROSECONDS:g})")
-    print(f"overhead of a durable script     {sum(stored) - direct:7.1f} µs")
+    print(f"overhead of a durable script     {stored.cpu - direct:7.1f} µs")
     print(f"a script of one call, whole      {median(starts):7.1f} ms  (promised: at most {PROMISED_MILLISECONDS:g})")
     return int(over > PROMISED_MICROSECONDS or median(starts) > PROMISED_MILLISECONDS)
 

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from tests.cluster_database.nodes import LEASE, RUNNING, TAKEOVER_SECONDS, Cluster, Node, all_end, executed
 from tests.conftest import Ledger
 from tests.databases import Database, running
-from tests.faults.test_tasks_crash import SECONDS, task_message
+from tests.faults.probed_hub import ProbedHub, probed_with
+from tests.faults.test_tasks_crash import SECONDS, Load, task_message
 from tests.faults.watching import eventually
 from tests.hubs import serving
 
@@ -101,6 +103,44 @@ async def test_the_tasks_of_a_killed_node_continue_on_another_one(
         assert len(heirs) == 1
         await eventually(lambda: set(cluster.numbers()) == set(others), "the dead node is forgotten")
         assert cluster.check_history() > len(queued)
+
+
+async def test_nodes_whose_clocks_are_hours_apart_and_step_keep_their_leases(
+    no_leftovers: None, cluster: Cluster, ledger: Ledger
+) -> None:
+    """Leases are in the database's time. What is stored for a while is so by the clocks, also of other nodes."""
+    hours = 3600.0
+    clock = asyncio.get_running_loop().time
+    async with AsyncExitStack() as stack, asyncio.timeout(SECONDS):
+
+        async def start(name: str, offset: float) -> tuple[Node, ProbedHub]:
+            config = cluster.config(name)
+            (config.parent / "probe-clock").write_text(str(offset))
+            probe = await stack.enter_async_context(probed_with(config))
+            return Node(name, probe.hub, await stack.enter_async_context(Load(probe.hub, 1))), probe
+
+        a, clock_of_a = await start("a", 2 * hours)
+        cluster.keep_history()
+        b, clock_of_b = await start("b", -2 * hours)
+        numbers, began, count = cluster.numbers(), clock(), 1000
+        while clock() - began < 2.5 * LEASE:  # each has renewed its lease with several clocks
+            for node in (a, b):
+                assert (await node.send(f"1-{count}", waits=True))["status"]["state"] == "TASK_STATE_COMPLETED"
+                count += 1
+            one, other = await asyncio.gather(*(node.send(f"1-{count}", waits=True) for node in (a, b)))
+            assert one["id"] == other["id"], "a message that reaches both nodes is one task"
+            count += 1
+            clock_of_a.step_clock((count % 3 - 1) * 2 * hours)
+            clock_of_b.step_clock((1 - count % 2) * -2 * hours)
+        assert cluster.numbers() == numbers, "no node was taken over"
+        held, queued = await fill(a, "1")
+        a.hub.kill()
+        found = await all_end(b, held, TAKEOVER_SECONDS)
+        assert {executed(task) for task in found} == {"unknown"}
+        assert {task["status"]["state"] for task in await all_end(b, queued)} == {"TASK_STATE_COMPLETED"}
+        assert ledger.ran() == dict.fromkeys({**a.load.acknowledged, **b.load.acknowledged}.values(), 1)
+        cluster.check_history()
+        b.hub.kill()
 
 
 async def test_a_node_that_stood_still_past_its_lease_writes_nothing_and_joins_again(

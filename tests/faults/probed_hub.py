@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,15 @@ class ProbedHub:
         self.hub.process.send_signal(signal.SIGUSR2)
 
 
-@asynccontextmanager
-async def probed(folder: Path, servers: Mapping[str, Any], **tables: Any) -> AsyncIterator[ProbedHub]:
+def probed(folder: Path, servers: Mapping[str, Any], **tables: Any) -> AbstractAsyncContextManager[ProbedHub]:
     """Run such a hub."""
-    config = write_config(folder, servers, **tables)
+    return probed_with(write_config(folder, servers, **tables))
+
+
+@asynccontextmanager
+async def probed_with(config: Path) -> AsyncIterator[ProbedHub]:
+    """The same with a configuration, in its folder."""
+    folder = config.parent
     env = {
         "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "src")]),
         "PROBE_TASKS": str(folder / "probe-tasks"),

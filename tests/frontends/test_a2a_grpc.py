@@ -15,7 +15,7 @@ from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS
 from tests.faults.progress_server import ProgressServer
 from tests.fork_server import quick_isthmus
 from tests.frontends.test_a2a import SAID, SECONDS, Agent, run
-from tests.frontends.test_keys import is_in, token
+from tests.frontends.test_keys import is_in, is_out, token
 from tests.frontends.wire import until
 from tests.hubs import PATIENT, HubProcess, environment, serving, write_config
 
@@ -117,6 +117,7 @@ async def test_a_subscription_ends_with_its_key(tmp_path: Path) -> None:
         token(tmp_path, "revoke", "guest")
         with pytest.raises(grpc.aio.AioRpcError, match="identity or permissions have changed"):
             await stream.read()
+        await until(lambda: is_out(hub, made))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(channel, "GetTask", {"id": task}, made)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -16,7 +16,7 @@ from isthmus.app.key_files import TRUST_SECONDS, KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.identity.keys import digest_of
-from isthmus.identity.minted_keys import current, keys_named, mint, renewed, revoked, rotated_out, without_old
+from isthmus.identity.minted_keys import current, keys_named, mint, renewed, replaced_key, revoked, without_old
 from isthmus.model.callers import Caller, Grants
 
 SOAK = bool(os.environ.get("ISTHMUS_SOAK"))
@@ -66,7 +66,7 @@ class Keys(RuleBasedStateMachine):
             return
         key, made = renewed(old, self.now, None)
         self.file.change(
-            lambda keys: (*(rotated_out(each, self.now, overlap) if each.id == old.id else each for each in keys), made)
+            lambda keys: (*(replaced_key(key, self.now, overlap) if key.id == old.id else key for key in keys), made)
         )
         for each, owner in self.owners.items():
             if owner == name and self._id_of(each) == old.id:

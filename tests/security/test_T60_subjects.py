@@ -19,7 +19,7 @@ from isthmus.config.callers import _tenant, parse_caller_name
 from isthmus.core.access.tenants import NO_TENANTS
 from isthmus.core.tasks.push_delivery import delivery_id
 from isthmus.core.tasks.record import TaskOwner
-from isthmus.identity.jwt_callers import _word
+from isthmus.identity.jwt_callers import _printable_name
 from isthmus.model.names import parse_server_name
 from tests.security.source import imported, with_words
 
@@ -54,7 +54,7 @@ def test_no_two_owners_have_one_key() -> None:
     """A key is the tenant and the name with a line end between: neither a file nor a token can bring one along."""
     assert TaskOwner("acme", "ann").key == "acme\nann"
     for odd in ("a\nb", "\n", "a\rb", "a\u2028b", "a\x00"):
-        assert _word(odd, 100) is None
+        assert _printable_name(odd, 100) is None
         with pytest.raises(ValueError, match="printable"):
             _tenant({"tenant": odd}, NO_TENANTS)
         with pytest.raises(ValueError, match="must"):

@@ -46,7 +46,7 @@ def open_a2a(
 ) -> A2aHttp:
     """The A2A frontend over HTTP; `address` returns the hub's address."""
     settings = running.configuration.a2a
-    service = A2aService(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
+    service = A2aService(running.hub, running.tasks, running.journal, settings, running.now, pushing, running.targets)
     service.script_task = running.scripts.task
     needs_key = lambda: identities.wants_proof  # noqa: E731
     issues_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
@@ -156,13 +156,13 @@ class PushService:
         signer = PushSigner(push_key_store(running.configuration, sealer))
         self.pushing = PushNotifications(running.tasks, self._client, may_name_private, sealer, signer)
         self._outbox = PushOutbox(
-            running.tasks, running.journal, self._client, self._requests_for, running.background, time.time, chance
+            running.tasks, running.journal, self._client, self._requests_for, running.background, running.now, chance
         )
         if identities is not None:
             self._outbox.check_owner = OwnerChecks(identities).status_of
 
     def _requests_for(self, recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
-        return self.pushing.letters(recipient, record, mark, time.time())
+        return self.pushing.letters(recipient, record, mark, self._running.now())
 
     def _is_listed(self, url: str) -> bool:
         return self._running.configuration.targets.trusts_url(url)

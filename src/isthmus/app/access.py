@@ -409,7 +409,7 @@ def _right_change(was: bool, is_now: bool) -> RightChange | None:  # noqa: FBT00
 
 
 class LiveAccess:
-    """See `core.admin_ports.AccessReports`: the callers and servers of a running hub."""
+    """What the REST API says about the callers and servers of a running hub."""
 
     def __init__(self, running: RunningHub, identities: Identities) -> None:
         self._running = running

@@ -251,7 +251,7 @@ class AuditVerdict:
     unsigned: int = 0
     """Records after the last checkpoint. Anybody who can write to the store could have added them."""
     node: str = ""
-    """See `AuditLogSource.node`."""
+    """The name of the node that wrote the log; empty for a log of this hub."""
     is_remote: bool = False
     """Whether the node is on another machine, which has its checkpoint: here its end cannot be verified."""
 
@@ -586,7 +586,7 @@ def has_log(configuration: Configuration) -> bool:
 
 
 class LiveAudit:
-    """See `core.admin_ports.AuditReports`: the logs of a running hub, read on threads."""
+    """What the REST API says about the audit logs of a running hub; they are read on threads."""
 
     def __init__(self, running: RunningHub) -> None:
         self._running = running

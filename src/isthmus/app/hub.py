@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import msgspec
@@ -37,7 +37,7 @@ from isthmus.core.calls.result_cuts import ResultCuts, ResultLimits
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.search_tools import SearchTools, ToolSearch
 from isthmus.core.event_loop import use_reader
-from isthmus.core.journal import Journal
+from isthmus.core.journal import ClockedJournal, Journal
 from isthmus.core.ports import Recorder
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.credentials.sealing import ProcessSealer
@@ -208,7 +208,7 @@ class RunningHub:
         self.supervisor = Supervisor(self.hub, self.background, self._links.connect, known)
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
-        self.tasks = TaskEngine(self.hub, self.journal, time.time, self.background)
+        self.tasks = TaskEngine(self.hub, self.journal, self.now, self.background)
         self.tasks.storage_quota.keep_bytes = configuration.a2a.keep_bytes
         if isinstance(self.journal, MemoryJournal):
             self.tasks.storage_quota.share_of = self.journal.share_of
@@ -220,13 +220,13 @@ class RunningHub:
             self.hub, tasks, hub_tasks, background, configuration.code, self.journal, sealer, environment
         )
         modules = tool_modules(configuration)
-        own = builtin_tools(self.journal, time.time)
+        own = builtin_tools(self.journal, self.now)
         self.functions = HubFunctions(self.hub, self.background, own, is_settled=not modules)
         if modules:
             self.background.spawn("import of tools", import_tools(modules, self.functions))
         self.targets = self._targets(environment)
-        self.approvals = CallApprovals(self.journal, time.time, self.note)
-        self.budgets, self.cuts = CallBudgets(self.journal, self.background, self.note), ResultCuts()
+        self.approvals = CallApprovals(self.journal, self.now, self.note)
+        self.budgets, self.cuts = CallBudgets(self.journal, self.background, self.note, self.now), ResultCuts()
         self._change_rules()
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
@@ -260,7 +260,7 @@ class RunningHub:
             self.background,
             lambda: self.configuration.tasks,
             lambda: self.configuration.a2a.keep,
-            time.time,
+            self.now,
         )
 
     def _carrier_of(self, server: ServerName) -> str | None:
@@ -445,6 +445,11 @@ class RunningHub:
             # An issuer's tokens may name any number of tenants.
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
         self.hub.tenants.configure(configuration.tenants, names)
+
+    @cached_property
+    def now(self) -> Callable[[], float]:
+        """Returns seconds since 1970; the nodes of a cluster with a database share its clock."""
+        return self.journal.now if isinstance(self.journal, ClockedJournal) else time.time
 
     def asking(self) -> Set[ServerName]:
         """The servers that have asked a caller something, and wait for its answer."""

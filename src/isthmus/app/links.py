@@ -136,10 +136,10 @@ class Links:
             link = await self._reach(settings, carrier, login)
         except ConnectFailed as failed:
             if failed.status == UNAUTHORIZED and not login.refused():
-                raise _login_needed(f"{words} ({failed})" if (words := login.words()) else str(failed)) from failed
+                raise _login_needed(f"{words} ({failed})" if (words := login.login_hint()) else str(failed)) from failed
             raise
         link.on_credentials_refused = login.refused
-        link.login_hint = login.words
+        link.login_hint = login.login_hint
         link.redact = lambda text: settings.redact(login.hide(text))
         return link
 

@@ -15,7 +15,7 @@ import structlog
 from isthmus.app.links import over_http
 from isthmus.core.background import BackgroundTasks
 from isthmus.credentials.client_registration import NoClient, OAuthClient, client_for
-from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, find_place, joined
+from isthmus.credentials.discovery import DiscoveryFailed, TokenSource, find_token_source, joined
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.credentials.interactive_login import (
     Authorization,
@@ -142,7 +142,7 @@ class _LoginAttempt:
         self._prover: Prover | None = None
 
     async def log_in(self, show: Callable[[LoginPrompt], None]) -> StoredLogin:
-        place = await find_place(self._fetcher, self._url, self._settings)
+        place = await find_token_source(self._fetcher, self._url, self._settings)
         server = place.server  # without metadata there is no issuer to compare
         known = None if self._known is None else (self._known.issuer, self._known.token_endpoint)
         if known != (server.issuer, server.token_endpoint):
@@ -164,7 +164,7 @@ class _LoginAttempt:
             self._prover.key.text() if self._prover is not None and token.is_bound else "",
         )
 
-    def _scope(self, place: ServerAddress) -> str:
+    def _scope(self, place: TokenSource) -> str:
         """The requested scope: the configured one, else the server's and the earlier login's."""
         known = "" if self._known is None else self._known.asked_scope
         if self._wanted.scope:
@@ -174,11 +174,11 @@ class _LoginAttempt:
         is_offered = OFFLINE in place.server.scopes_supported
         return joined(scope, OFFLINE) if scope and is_offered and not self._settings.scope else scope
 
-    def _endpoint(self, place: ServerAddress, client: OAuthClient) -> TokenEndpoint:
+    def _endpoint(self, place: TokenSource, client: OAuthClient) -> TokenEndpoint:
         return TokenEndpoint(self._fetcher, place.server, client, self._settings, place.resource, self._prover)
 
     async def _by_device(
-        self, place: ServerAddress, scope: str, show: Callable[[LoginPrompt], None]
+        self, place: TokenSource, scope: str, show: Callable[[LoginPrompt], None]
     ) -> tuple[OAuthClient, StoredToken]:
         known = None if self._known is None else self._known.client
         client = await client_for(self._fetcher, place.server, self._settings, known, "http://127.0.0.1/callback")
@@ -188,7 +188,7 @@ class _LoginAttempt:
         return client, await wait_for_device(endpoint, begun, self._wanted.within)
 
     async def _by_browser(
-        self, place: ServerAddress, scope: str, show: Callable[[LoginPrompt], None]
+        self, place: TokenSource, scope: str, show: Callable[[LoginPrompt], None]
     ) -> tuple[OAuthClient, StoredToken]:
         attempt = Authorization()
         callback = Callback(attempt.state)

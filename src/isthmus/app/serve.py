@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import sqlite3
-import time
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -284,7 +283,7 @@ async def _serve(
             running, access.identities, auth, relay, monitor, OpenSessions(mcp, sse, agent, auth), cluster
         )
         relay_http = None if relay is None else relay.frontend
-        tokens.on_proved = running.logins.proved
+        tokens.on_proved = running.logins.add_subject_token
         frontends = _health_probes(running, auth, journal, cluster) | dict.fromkeys(SSE_PATHS, sse)
         oauth = tokens.open(auth, running.background, Egress(), journal)
         well_known = _well_known(running, access.identities, auth)
@@ -396,7 +395,7 @@ def _rest_frontend(
 ) -> RestHttp:
     """The REST frontend, with all operations for operators."""
     parts = RestParts(
-        TaskBrowser(running),
+        TaskBrowser(running, running.now),
         sessions,
         LiveAccess(running, identities),
         LiveAudit(running),
@@ -415,7 +414,7 @@ def _prefix(settings: HubSettings) -> str:
 
 def _retention(running: RunningHub, journal: ClosableJournal) -> Retention:
     """Start deleting old tasks and scripts."""
-    retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
+    retention = Retention(journal, running.now, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
     running.background.spawn("retention", retention.run())
     running.background.spawn("retention of scripts", running.scripts.prune())
     return retention

@@ -526,7 +526,7 @@ async def show_difference(
         new = dataclasses.replace(new, hub=dataclasses.replace(new.hub, state=old.hub.state))
     before, after = await snapshots_of(LocalSource(old_file, is_private), old, new, wait=wait)
     was, is_now = (_callers_of(old), table_of(before)), (_callers_of(new), table_of(after))
-    found = [each for each in differences(was, is_now, _changed_settings(old, new)) if each]
+    found = [difference for difference in differences(was, is_now, _changed_settings(old, new)) if difference]
     if is_json:
         print_json(msgspec.json.encode([_change_document(each) for each in found]))
     elif found:

@@ -74,7 +74,7 @@ def budgets(hub: str | None, config: Path | None, *, is_json: bool) -> int:
         elif not page.budgets:
             print_error(NOTHING)
         else:
-            _print(page.budgets, [msgspec.json.decode(each, type=_CounterRow) for each in counters])
+            _print(page.budgets, [msgspec.json.decode(counter, type=_CounterRow) for counter in counters])
         return Exit.SUCCESS
 
     return run_command(run())
@@ -84,7 +84,7 @@ def _print(found: list[_Budget], counters: list[_CounterRow]) -> None:
     rows = []
     is_hidden = False
     for budget in found:
-        own = [each for each in counters if each.budget == budget.name]
+        own = [counter for counter in counters if counter.budget == budget.name]
         for each in own:
             row = (
                 budget.name,

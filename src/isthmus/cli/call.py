@@ -63,6 +63,7 @@ REFERENCES_MAX = 8
 """How many references of a schema are followed, one inside the other."""
 
 HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give all of them as --args JSON."
+NOTHING_CALLED = "executed: no (nothing was called)."
 
 
 def with_outcome(command: F) -> F:
@@ -73,7 +74,7 @@ def with_outcome(command: F) -> F:
 
     @functools.wraps(command)
     def run(*words: Any, **options: Any) -> Any:
-        outcome = OutcomeOptions(**{each.name: options.pop(each.name) for each in fields(OutcomeOptions)})
+        outcome = OutcomeOptions(**{field.name: options.pop(field.name) for field in fields(OutcomeOptions)})
         return command(*words, options=outcome, **options)
 
     for option in (
@@ -513,7 +514,7 @@ def _check_names(
             text, advice = f"{name} is not an argument of {tool}", f"It takes {', '.join(properties)}."
         else:
             continue
-        raise CommandFailed(Exit.USAGE, text, *([advice] if advice else []), "executed: no (nothing was called).")
+        raise CommandFailed(Exit.USAGE, text, *([advice] if advice else []), NOTHING_CALLED)
 
 
 def _check_required(
@@ -527,7 +528,7 @@ def _check_required(
     text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     text += f": add {words}" if members else f": isthmus call{option} {tool} {words}"
     advice = f"`isthmus tools{option} {tool}` shows its arguments."
-    raise CommandFailed(Exit.USAGE, text, advice, "executed: no (nothing was called).")
+    raise CommandFailed(Exit.USAGE, text, advice, NOTHING_CALLED)
 
 
 def _placeholder(schema: Any) -> str:
@@ -622,7 +623,7 @@ def _cut(text: str) -> str:
 
 
 def _wrong(text: str) -> CommandFailed:
-    return CommandFailed(Exit.USAGE, text, HOW)
+    return CommandFailed(Exit.USAGE, text, HOW, NOTHING_CALLED)
 
 
 def read_schema(raw: msgspec.Raw | None) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _print_one(shown: ApprovalRow) -> None:
         "tool": shown.tool,
         "caller": _caller(shown),
         "set": shown.set,
-        "script": shown.script and ", ".join([shown.script, *(f"line {each}" for each in shown.script_lines)]),
+        "script": shown.script and ", ".join([shown.script, *(f"line {line}" for line in shown.script_lines)]),
         "rule": shown.rule,
         "why": shown.why,
         "state": _state(shown) if shown.decided_by is None else f"{_state(shown)} by {shown.decided_by}",

@@ -74,7 +74,7 @@ def status(hub: str | None, config: Path | None, *, is_json: bool) -> int:
             print_json(document)
         else:
             heads = ("NODE", "VERSION", "SINCE", "HEARD", "LAG", "SERVERS")
-            print_table(heads, [_row(each) for each in found.nodes], ("bold",) * len(heads))
+            print_table(heads, [_row(node) for node in found.nodes], ("bold",) * len(heads))
             for node in found.nodes:
                 if node.config_problem:
                     why = harmless(node.config_problem)

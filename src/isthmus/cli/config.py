@@ -232,8 +232,8 @@ def _store(
         new = stored.push(version, base)
     except ConfigConflict as conflict:
         advice = "Look at it with isthmus config pull, and name it with --base."
-        said = f"the latest version is {conflict.latest}, not {base}; nothing was stored"
-        raise CommandFailed(Exit.CALL_FAILED, said, advice) from conflict
+        problem = f"the latest version is {conflict.latest}, not {base}; nothing was stored"
+        raise CommandFailed(Exit.CALL_FAILED, problem, advice) from conflict
     except OSError as error:
         raise CommandFailed(Exit.CONFIGURATION, str(error), "Look at isthmus config history first.") from error
     if is_json:
@@ -517,7 +517,10 @@ def _approval_values(rule: ApprovalRule) -> Iterator[Pair]:
         if name == "webhook":
             yield name, None if rule.webhook is None else HIDDEN
         elif name == "arguments":
-            yield name, {Place(None).at(*each.path).path: {each.test: each.value} for each in rule.arguments}
+            yield (
+                name,
+                {Place(None).at(*argument.path).path: {argument.test: argument.value} for argument in rule.arguments},
+            )
         elif name != "name":
             yield name, getattr(rule, name)
 

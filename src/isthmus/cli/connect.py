@@ -263,8 +263,8 @@ class Plan:
     def _present_key(self) -> str | None:
         """The key that the client has for this hub, if the hub accepts it."""
         entry = self.target.entry()
-        found = re.search(r"Bearer +([^\s'\"]+)", str(entry))
-        key = "" if found is None else found[1]
+        match = re.search(r"Bearer +([^\s'\"]+)", str(entry))
+        key = "" if match is None else match[1]
         if self.configuration is None or _pointed_to(entry) != _pointed_to(self.entry(HIDDEN)) or not key:
             return None
         digest, now = digest_of(key).hex(), time.time()
@@ -272,7 +272,7 @@ class Plan:
             keys = keys_in(key_store(self.configuration)) or ()
         except ConfigError as error:
             raise refused(error) from error
-        is_good = any(hmac.compare_digest(each.digest, digest) and each.is_good(now) for each in keys)
+        is_good = any(hmac.compare_digest(key.digest, digest) and key.is_good(now) for key in keys)
         return key if is_good else None
 
     def _check_address(self) -> None:

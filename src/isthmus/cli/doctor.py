@@ -200,10 +200,12 @@ async def _diagnose(
     # The other findings are those of the file, which are printed with it.
     found += [
         # The path comes first, where other findings have the name of a server.
-        Diagnosis(SET_ENTRY, each.path, each.problem.partition(f"{each.path} ")[2] or each.problem, each.fix)
-        for each in await hub.findings()
-        if each.code in _FROM_LISTS
-        and (configuration is None or each.path not in {warning.path for warning in configuration.warnings})
+        Diagnosis(
+            SET_ENTRY, finding.path, finding.problem.partition(f"{finding.path} ")[2] or finding.problem, finding.fix
+        )
+        for finding in await hub.findings()
+        if finding.code in _FROM_LISTS
+        and (configuration is None or finding.path not in {warning.path for warning in configuration.warnings})
     ]
     return [*found, *check_names(tools), *check_uris(resources), *check_schemas(tools, limits)]
 

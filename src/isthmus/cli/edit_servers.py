@@ -168,7 +168,7 @@ class AddCommand(click.Command):
     """Explains that options of the server's command come after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See `click.Command`."""
+        """Parse the arguments, and add the explanation to the error for an unknown option."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -70,7 +70,7 @@ def login(
     # As the hub has it, or as a client's file does, such as `my server`.
     settings = next((each for each in configuration.servers if each.name in (server, legal_server_name(server))), None)
     if settings is None:
-        names = ", ".join(each.name for each in configuration.servers)
+        names = ", ".join(server.name for server in configuration.servers)
         advice = f"Configured servers: {names}." if names else "No servers are configured."
         raise CommandFailed(Exit.USAGE, f"there is no server {server!r} in the configuration", advice)
     server, subject = settings.name, None if caller is None else subject_of(caller)

@@ -90,11 +90,11 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """See `click.Group`."""
+        """The names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See `click.Group`."""
+        """The command of this name, imported now; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].rpartition(".")
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """See `click.Group`, which could not suggest a command that is not loaded."""
+        """Suggest a similar name for an unknown command: click knows only names of commands that are loaded."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             import difflib
@@ -133,7 +133,7 @@ class WithoutRich:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`.
+        """Find nothing, and raise for rich while structlog is imported.
 
         Raises:
             ModuleNotFoundError: structlog is being imported.

@@ -29,7 +29,7 @@ class CommandGroup(click.Group):
     """A group whose help shows the whole first sentence of each command; click would cut it."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See `click.Group`."""
+        """Write the section of commands."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
@@ -69,7 +69,7 @@ class WaitSeconds(click.FloatRange):
     """A number of seconds; click's own range lets NaN through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.ParamType`."""
+        """The value as a number in the range; NaN and words are errors."""
         try:
             is_number = not math.isnan(float(value))
         except ValueError:
@@ -115,8 +115,8 @@ def parse_duration(option: str, text: str, advice: str, *, least: int = 1) -> fl
     Raises:
         CommandFailed: it is malformed or out of range.
     """
-    found = _DURATION.fullmatch(text.strip().lower())
-    seconds = int(found[1]) * _UNITS[found[2]] if found else -1
+    match = _DURATION.fullmatch(text.strip().lower())
+    seconds = int(match[1]) * _UNITS[match[2]] if match else -1
     if not least <= seconds <= DURATION_SECONDS_MAX:
         raise CommandFailed(Exit.USAGE, f"{option} must be a time like 12h, 30d or 52w, got {text!r}", advice)
     return float(seconds)

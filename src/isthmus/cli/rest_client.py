@@ -118,7 +118,7 @@ class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
             read = msgspec.json.decode(self.error or b"{}", type=_PagesRequired)
         except msgspec.MsgspecError:
             return []
-        return [each.url for each in read.data.elicitations] if read.code == URL_REQUIRED else []
+        return [elicitation.url for elicitation in read.data.elicitations] if read.code == URL_REQUIRED else []
 
 
 class _PageToOpen(msgspec.Struct):
@@ -363,7 +363,9 @@ class HubClient:
         if failure is None or (response.status in REFUSED and failure.reason not in FAULTS):
             raise self._rejected(response)
         if failure.reason == "not_connected" and failure.server is not None:
-            server = next((each for each in read_servers(await self.servers()) if each.name == failure.server), None)
+            server = next(
+                (server for server in read_servers(await self.servers()) if server.name == failure.server), None
+            )
             if server is not None and server.reason and server.reason in failure.message:
                 message = failure.message.replace(server.reason, server.trouble)
                 failure = msgspec.structs.replace(failure, message=message)

@@ -25,7 +25,8 @@ from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
 from isthmus.cli.output import aligned, print_error, print_json, print_output, print_table
 from isthmus.cli.relay_tokens import RelayTokenOptions, mint_token, read_token, revoke_token
-from isthmus.config.callers import DEFAULT_TENANT
+from isthmus.config.callers import DEFAULT_TENANT, meant_pattern
+from isthmus.config.entries_to_settings import RESERVED
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration
@@ -41,8 +42,8 @@ from isthmus.identity.minted_keys import (
     keys_named,
     mint,
     renewed,
+    replaced_key,
     revoked,
-    rotated_out,
     without_old,
 )
 from isthmus.identity.relay_tokens import ID_RULE, is_id
@@ -77,6 +78,13 @@ def token_create(config: Path | None, **given: Any) -> int:
     was_open = _is_open(configuration)
     key, made = new_key(configuration, options)
     _print_key(key, made, is_json=options.is_json)
+    servers = {str(each.name) for each in configuration.servers} | {*configuration.fleets, *RESERVED}
+    for pattern in (*options.allow, *options.deny):
+        if (meant := meant_pattern(pattern, servers)) is not None:
+            print_error(
+                f"{pattern!r} names no server of the configuration; did you mean {meant!r}? "
+                f"`isthmus token revoke {options.name}` deletes the key."
+            )
     if was_open:
         print_error(f"From now on {_hub_of(configuration)} requires a key from everybody.")
         if find_running(Path(configuration.hub.state)) is None:
@@ -133,7 +141,7 @@ def token_rotate(name: str, overlap: str, expires: str | None, config: Path | No
             raise CommandFailed(Exit.USAGE, f"{name} has no valid key", advice)
         lifetime = None if before.expires_at is None else max(before.expires_at - before.made_at, 1.0)
         made[:] = [renewed(before, now, ends or (None if lifetime is None else now + lifetime))]
-        others = tuple(rotated_out(key, now, still) if key.id == before.id else key for key in keys)
+        others = tuple(replaced_key(key, now, still) if key.id == before.id else key for key in keys)
         return _with_new_key(others, made[0][1], now)
 
     _change(configuration, decide)
@@ -237,7 +245,7 @@ def new_key(configuration: Configuration, options: KeyOptions) -> tuple[str, Min
 
     def decide(keys: Keys) -> Keys:
         if current(keys, options.name, now) is not None:
-            advice = f"isthmus token rotate {options.name}, or choose another name."
+            advice = f"`isthmus token rotate {options.name}` makes another, or choose another name."
             raise CommandFailed(Exit.USAGE, f"{options.name} already has a key", advice)
         return _with_new_key(keys, made, now)
 

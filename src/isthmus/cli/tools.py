@@ -114,7 +114,7 @@ async def list_tools(source: HubSource, server: str | None, *, wait: float, is_j
 
 async def _check_server(hub: HubClient, server: str | None) -> None:
     """Raises `CommandFailed` if there is no such server."""
-    known = [] if server is None else [each.name for each in read_servers(await hub.servers())]
+    known = [] if server is None else [server.name for server in read_servers(await hub.servers())]
     if server is not None and server not in known:
         raise CommandFailed(Exit.USAGE, f"there is no server {server!r}", f"Servers: {', '.join(known)}.")
 
@@ -125,7 +125,7 @@ def _only(document: bytes, server: str) -> bytes:
     missing = msgspec.json.decode(members["missing"], type=dict[str, msgspec.Raw])
     return msgspec.json.encode(
         {
-            TOOLS.member: [each for each in entries if str(json.loads(each["name"])).startswith(f"{server}.")],
+            TOOLS.member: [entry for entry in entries if str(json.loads(entry["name"])).startswith(f"{server}.")],
             "missing": {name: why for name, why in missing.items() if name == server},
         }
     )
@@ -188,10 +188,10 @@ def hints_of(annotations: Mapping[str, Any]) -> list[str]:
         "idempotentHint": ("may be repeated", "not to be repeated"),
         "openWorldHint": ("reaches the outside world", "stays inside"),
     }
-    said = {key: value for key, value in annotations.items() if key in words and isinstance(value, bool)}
-    if said.get("readOnlyHint"):
-        said.pop("destructiveHint", None)
-    return [words[key][0 if value else 1] for key, value in said.items()]
+    hints = {key: value for key, value in annotations.items() if key in words and isinstance(value, bool)}
+    if hints.get("readOnlyHint"):
+        hints.pop("destructiveHint", None)
+    return [words[key][0 if value else 1] for key, value in hints.items()]
 
 
 def arguments_in(schema: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -353,6 +353,6 @@ def ranked(words: Sequence[str], offers: Sequence[ListedFeature], server: str | 
     except NoFullTextSearch as error:
         raise CommandFailed(Exit.CONFIGURATION, str(error), "`isthmus tools` lists all tools.") from error
     index.update(routes)
-    found = index.search(" ".join(words), CANDIDATES_MAX, server=server)
+    match = index.search(" ".join(words), CANDIDATES_MAX, server=server)
     index.close()
-    return [by_name[name] for name in found]
+    return [by_name[name] for name in match]

@@ -23,7 +23,7 @@ class ScheduledScript(Protocol):
 
     @property
     def owner(self) -> CallerKey:
-        """Whose it is: one caller has at most half of the slots."""
+        """Its caller, who has at most half of the slots."""
 
     @property
     def is_blocked_on_people(self) -> bool:

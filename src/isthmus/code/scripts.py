@@ -157,10 +157,6 @@ def request_of(call: Call, code: str, timeout: float | None) -> ScriptRequest:
 _encode = msgspec.json.Encoder().encode
 
 
-def _do_nothing() -> None:
-    """For writes that nothing waits for."""
-
-
 class ApprovalNotice(msgspec.Struct, frozen=True):
     """What a call that waits for approval shows: see `HoldableExchange`."""
 
@@ -409,24 +405,24 @@ class RunningScript:
 
     @property
     def owner(self) -> CallerKey:
-        """Whose it is, for the share of workers."""
+        """Its caller, who has at most half of the slots."""
         return self.request.caller.tenant, self.request.caller.name
 
     @property
     def may_have_run(self) -> bool:
-        """Whether a call of it may have run."""
+        """Whether one of its calls may have run."""
         return self._executed() != "no"
 
     @property
     def is_blocked_on_people(self) -> bool:
-        """Whether it can do nothing before a person answers: so do all calls that it has sent."""
+        """Whether it can do nothing before a person answers: each call that it has sent waits for one."""
         asking = {each.id for each in self._paused.values()}
         waiting = (call.known is None and (call.id in asking or not call.is_sent) for call in self._calls.values())
         return bool(asking) and all(waiting) and not self.is_done()
 
     @property
     def has_running_calls(self) -> bool:
-        """Whether a call of it runs that may end without a person's answer, or is being stored as sent."""
+        """Whether one of its calls may end without a person's answer, or is being stored as sent."""
         return self._storing > 0 or not self._inflight.keys() <= {each.id for each in self._paused.values()}
 
     @property
@@ -597,7 +593,7 @@ class RunningScript:
         self._write(sealed, partial(self._send, chosen))
 
     def _send(self, chosen: Sequence[StoredCall]) -> None:
-        """Have these calls started, which are stored as sent."""
+        """Start these calls, which are stored as sent."""
         for call in chosen:
             if call.tool:
                 self._storing -= 1
@@ -629,7 +625,7 @@ class RunningScript:
                 self._inflight[call.id] = inflight
 
     def _drop_unstarted(self) -> None:
-        """The script is over: calls that wait for their turn are not sent, which the next hub must know."""
+        """The script is over: do not send calls that wait for their turn, and store that for the next hub."""
         if not self._starting:
             return
         for call in self._starting:
@@ -637,7 +633,7 @@ class RunningScript:
         self._sent -= len(self._starting)
         self._starting.clear()
         if self._is_handed_over:
-            self._write(None, _do_nothing)
+            self._write_calls()
 
     @property
     def _made(self) -> int:
@@ -690,7 +686,7 @@ class RunningScript:
         if self._is_handed_over and is_not_run and not is_decided:  # the next hub sends it
             call.is_sent = False
             self._sent -= 1
-            self._write(None, _do_nothing)
+            self._write_calls()
         elif self.outcome is None:
             self._answer(call, answer_of(outcome, self._settings.result_bytes))
         self._scripts.calls_changed.set()
@@ -706,11 +702,11 @@ class RunningScript:
         if self._sandboxed is not None and not self._is_handed_over:
             self._sandboxed.answer(call.id, answer)
         if self._is_handed_over:
-            self._write(None, _do_nothing)
+            self._write_calls()
         elif any(not each.is_sent for each in self._calls.values()):
             self._send_next()
         elif self.is_durable and self._outcome_timer is None:
-            self._outcome_timer = self._loop.call_later(OUTCOME_SECONDS, self._write, None, _do_nothing)
+            self._outcome_timer = self._loop.call_later(OUTCOME_SECONDS, self._write_calls)
 
     # -- waiting for people ------------------------------------------------------------------------------------------
 
@@ -734,7 +730,7 @@ class RunningScript:
         self._paused[reason] = call
         self._scripts.calls_changed.set()
         self._update_schedule()
-        self._write(None, _do_nothing)
+        self._write_calls()
 
     def unpause(self, reason: object) -> None:
         """Let the clock run again once nobody is asked anything."""
@@ -793,6 +789,10 @@ class RunningScript:
         progress.calls = list(self._calls.values())
         progress.count = self._sent
         store.write(self._scripts.now(), progress, state, partial(self._on_stored, then))
+
+    def _write_calls(self) -> None:
+        """Store the calls as they are, with their outcomes; nothing waits for it."""
+        self._write(None, lambda: None)
 
     def _on_stored(self, then: Callable[[], None], result: WriteResult) -> None:
         if result == "kept":
@@ -868,7 +868,7 @@ class RunningScript:
         if self.outcome is None and not self._is_handed_over:
             self._is_handed_over = True
             if self._outcome_timer is not None:
-                self._write(None, _do_nothing)
+                self._write_calls()
             self._stop()
             if self.on_handed_over is not None:
                 self.on_handed_over()
@@ -880,7 +880,7 @@ class RunningScript:
                 timer.cancel()
         if self._sandboxed is None:
             self._scripts.schedule.remove(self)
-        else:  # it is released when the sandbox has ended it
+        else:  # the schedule keeps it until the sandbox has ended it
             self._sandboxed.cancel()
 
 

@@ -379,18 +379,24 @@ def misspelt_grants(document: ParsedFile | None, servers: Collection[str]) -> li
         return []
     findings: list[Finding] = []
     for place, pattern in _all_patterns(document):
-        server, dot, name = pattern.partition(".")
-        if not server or "*" in server or is_of_label(pattern) or is_of_agent(pattern) or server in servers:
-            continue
-        if (meant := closest_match(server, servers)) is not None:
+        if (meant := meant_pattern(pattern, servers)) is not None:
             finding = place.finding(
                 "must name a server that is configured",
                 value=repr(pattern),
-                advice=f"did you mean {meant}{dot}{name}?",
+                advice=f"did you mean {meant}?",
                 code=finding_codes.UNKNOWN_SERVER,
             )
             findings.append(finding)
     return findings
+
+
+def meant_pattern(pattern: str, servers: Collection[str]) -> str | None:
+    """The pattern that was probably meant, if its server is unknown and resembles one of `servers`."""
+    server, dot, name = pattern.partition(".")
+    if not server or "*" in server or is_of_label(pattern) or is_of_agent(pattern) or server in servers:
+        return None
+    meant = closest_match(server, servers)
+    return None if meant is None else f"{meant}{dot}{name}"
 
 
 def _all_patterns(document: ParsedFile) -> Iterator[tuple[Place, str]]:

@@ -487,11 +487,11 @@ def with_hub_variables(text: str, dialect: ClientDialect, around: WorkspaceConte
         "/": os.sep,
     }
 
-    def placeholder(found: re.Match[str]) -> str:
-        default = around.inputs.get(found[1], {}).get("default")
+    def placeholder(match: re.Match[str]) -> str:
+        default = around.inputs.get(match[1], {}).get("default")
         # A placeholder cannot contain a brace.
         fallback = f":-{default}" if isinstance(default, str) and not set(default) & set("{}") else ""
-        return f"${{{input_variable(found[1])}{fallback}}}"
+        return f"${{{input_variable(match[1])}{fallback}}}"
 
     text = _EDITOR.sub(lambda found: editor.get(found[1], str(around.folder)), text)
     return _INPUT.sub(placeholder, text)

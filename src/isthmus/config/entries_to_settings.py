@@ -564,9 +564,9 @@ def size_of(key: str, value: object) -> int:
     Raises:
         ValueError: it is neither.
     """
-    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is not None:
-        return int(found[1]) * _SIZE_UNITS[found[2] or ""]
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None:
+        return int(match[1]) * _SIZE_UNITS[match[2] or ""]
     try:
         return values.integer(key, value)
     except ValueError:

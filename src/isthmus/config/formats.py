@@ -147,9 +147,9 @@ def without_comments(text: str) -> str:
     return _COMMENT.sub(_blank, text)
 
 
-def _blank(found: re.Match[str]) -> str:
+def _blank(match: re.Match[str]) -> str:
     # The same length, so that errors elsewhere have their true line and column.
-    return found[1] if found[1] is not None else _NOT_LINE_END.sub(" ", found[0])
+    return match[1] if match[1] is not None else _NOT_LINE_END.sub(" ", match[0])
 
 
 def _trails_to(repeated: list[_Repeated], root: object) -> Iterator[_Trail]:

@@ -107,10 +107,10 @@ def _joined(document: ParsedFile, tables: Mapping[str, object]) -> dict[str, obj
     """
     table = dict(document.table)
     if outside := sorted(_outside(table, keeps=True)):
-        said = 'belongs in the database, because of [cluster] config = "database"'
+        problem = 'belongs in the database, because of [cluster] config = "database"'
         advice = "push it with isthmus config push, and remove it from this file"
         places = [Place(document.file, path) for path in outside]
-        raise ConfigError(*(place.finding(said, advice=advice, code=finding_codes.BAD_VALUE) for place in places))
+        raise ConfigError(*(place.finding(problem, advice=advice, code=finding_codes.BAD_VALUE) for place in places))
     return {**tables, **table, HUB: {**replace(document, table=dict(tables)).section(HUB), **document.section(HUB)}}
 
 
@@ -140,8 +140,8 @@ def load_for_keys(path: Path | None, environment: Mapping[str, str], cwd: Path, 
     document = None if file is None else read_document(file, None)
     if document is not None and CLUSTER in document.table and STORAGE in document.table:
         # The state folder would be the wrong place: its list is read by no node.
-        said = "has the keys of this cluster: fix everything else in the file first"
-        raise ConfigError(Place(document.file, STORAGE).finding(said, advice="isthmus config check lists it"))
+        problem = "has the keys of this cluster: fix everything else in the file first"
+        raise ConfigError(Place(document.file, STORAGE).finding(problem, advice="isthmus config check lists it"))
     hub, _ = read_hub(document, environment, home, {}, None)
     tenants, _ = read_tenants(document)
     return Configuration(file=file, hub=hub, tenants=tenants, named=_caller_names(document))
@@ -205,8 +205,8 @@ class _Loading:
         sets, set_findings = read_sets(document, variables, servers)
         self._findings += [*misspelt_grants(document, servers), *set_findings]
         budgets = read_budgets(document)
-        approvals = read_approvals(document, variables, {each.name for each in budgets})
-        self._findings += idle_rules(approvals, document, {each.name: each for each in budgets})
+        approvals = read_approvals(document, variables, {budget.name for budget in budgets})
+        self._findings += idle_rules(approvals, document, {budget.name: budget for budget in budgets})
         names = {"callers": {caller.name for _, caller in callers}, "tenants": tenants.known, "sets": sets}
         place = Place(None if document is None else document.file)
         self._findings += unknown_names(budgets, place.at(BUDGETS), names)

@@ -207,7 +207,7 @@ def _as_written(
     loaded = LoadedServers()
     entry = entry_of(name, dict(fields), place, target.document.dialect)
     loaded.add([entry], context_of(target.file, target.file.parent, around))
-    return next(iter(loaded.servers.values()), None), [replace(each, file=None) for each in loaded.findings]
+    return next(iter(loaded.servers.values()), None), [replace(finding, file=None) for finding in loaded.findings]
 
 
 def _plain_table(fields: Mapping[str, object]) -> dict[str, object]:
@@ -332,8 +332,8 @@ def _command(text: str, file: Path) -> ParsedFile:
     except ValueError as error:
         raise CannotPreview("The command has a quote that does not end. Copy it again, to its last quote.") from error
     variables: dict[str, object] = {}
-    while words and (found := _VARIABLE.fullmatch(words[0])):
-        variables[found[1]] = found[2]
+    while words and (match := _VARIABLE.fullmatch(words[0])):
+        variables[match[1]] = match[2]
         words.pop(0)
     if not words:
         raise CannotPreview("The text sets variables and names no program. Paste the whole command.")
@@ -431,7 +431,7 @@ def _name_of_url(url: str) -> str:
 
 def _name_of_command(words: list[str]) -> str:
     program = re.split(r"[/\\]", words[0])[-1].removesuffix(".exe").removesuffix(".cmd")
-    said = program
+    name = program
     if program in _RUNNERS or program in _INTERPRETERS:
         following, rest = "", words[1:]
         while rest:
@@ -441,17 +441,17 @@ def _name_of_command(words: list[str]) -> str:
             elif word not in ("--", "-") and not word.startswith("-") and word not in _RUNNER_WORDS:
                 following = word
                 break
-        said = following or program
+        name = following or program
     scope = ""
-    if not said.startswith((".", "/", "~")) and "/" in said:
-        scope, _, said = said.rpartition("/")  # a scope or a registry
-    said = re.split(r"[/\\]", said.rstrip("/\\"))[-1]
-    said = re.split(r"(?<!^)[@:]|==", said)[0].lstrip("@")  # a version or a tag
-    said = re.sub(r"\.(?:py|m?js|c?js|ts|sh|rb|jar|exe)$", "", said)
-    plain = _AFFIXES.sub("", said.replace("_", "-"))
+    if not name.startswith((".", "/", "~")) and "/" in name:
+        scope, _, name = name.rpartition("/")  # a scope or a registry
+    name = re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+    name = re.split(r"(?<!^)[@:]|==", name)[0].lstrip("@")  # a version or a tag
+    name = re.sub(r"\.(?:py|m?js|c?js|ts|sh|rb|jar|exe)$", "", name)
+    plain = _AFFIXES.sub("", name.replace("_", "-"))
     if plain in ("", "mcp", "server"):  # `@playwright/mcp` says it in its scope
         plain = re.split(r"[/@]", scope)[-1]
-    return legal_server_name((plain if len(plain) > 1 else said) or "server")
+    return legal_server_name((plain if len(plain) > 1 else name) or "server")
 
 
 # -- what goes into the file ---------------------------------------------------------------------------------

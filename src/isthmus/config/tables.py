@@ -88,7 +88,7 @@ class HubTable:
     @property
     def defaults(self) -> dict[str, Any]:
         """The default of each key that is a field."""
-        made = {each.name: getattr(cls(), each.name) for cls in self.classes for each in fields(cls)}
+        made = {field.name: getattr(cls(), field.name) for cls in self.classes for field in fields(cls)}
         return {key: made[self.prefix + key] for key in self.docs if self.prefix + key in made}
 
 
@@ -342,10 +342,10 @@ def read_table(
             if key not in known:
                 continue
             if root == AUDIT and isinstance(value, str):
-                found = _DURATION.fullmatch(value.strip().lower())
-                if found is None:
+                match = _DURATION.fullmatch(value.strip().lower())
+                if match is None:
                     raise ValueError(f"{key} must be a time like 36h, 90d or 52w, not {values.quoted(value)}")
-                read[key] = int(found[1]) * _DURATION_UNITS[found[2]]
+                read[key] = int(match[1]) * _DURATION_UNITS[match[2]]
             elif root == CLUSTER and key == "nats" and isinstance(value, str):
                 read[key] = (value,)
             elif known[key] is dict:

@@ -247,9 +247,9 @@ def _json_text(value: object, indent: str, unit: str, line_end: str) -> str:
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None
-    return found.end()
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def _indent_at(text: str, at: int) -> str:
@@ -260,8 +260,8 @@ def _indent_at(text: str, at: int) -> str:
 
 def _unit(text: str) -> str:
     """What the text indents by."""
-    found = _INDENT.search(text)
-    return found[1] if found else "  "
+    match = _INDENT.search(text)
+    return match[1] if match else "  "
 
 
 def _line_end(text: str) -> str:
@@ -410,8 +410,8 @@ def _without_tables(text: str, names: Sequence[str], roots: Sequence[str] = ROOT
     held: list[str] = []  # blank lines and comments since the last value; they may belong to the next table
     is_dropped = False
     for line in text.splitlines(keepends=True):
-        if found := _HEADER.fullmatch(line.rstrip("\r\n")):
-            was_dropped, is_dropped = is_dropped, _is_header_of(found[1], names, roots)
+        if match := _HEADER.fullmatch(line.rstrip("\r\n")):
+            was_dropped, is_dropped = is_dropped, _is_header_of(match[1], names, roots)
             if was_dropped and not is_dropped:
                 _close_gap(kept, held)
             kept += held if not (was_dropped and is_dropped) else []
@@ -457,7 +457,7 @@ def _edit_toml(text: str, path: Keys, value: object) -> str:
         return _with_tables(kept, tables)
     [key] = below
     lines = text.splitlines(keepends=True)
-    headers = {at: found[1] for at, line in enumerate(lines) if (found := _HEADER.fullmatch(line.rstrip("\r\n")))}
+    headers = {at: match[1] for at, line in enumerate(lines) if (match := _HEADER.fullmatch(line.rstrip("\r\n")))}
     setting = None if value is None else f"{_toml_key(key)} = {_toml_value(value)}"
     for at, header in headers.items():
         keys = _keys_of(header)
@@ -485,12 +485,12 @@ def _set_line(lines: list[str], header: int, stop: int, key: str, setting: str |
 
 def _with_inline_key(line: str, name: str, key: str, setting: str | None) -> str | None:
     """Return the line of a server that is written in braces with a switch set or removed; None for other lines."""
-    found = re.fullmatch(rf"(\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*\{{)\s*(.*)", line, re.DOTALL)
-    if found is None:
+    match = re.fullmatch(rf"(\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*\{{)\s*(.*)", line, re.DOTALL)
+    if match is None:
         return None
-    rest = re.sub(rf"\b{re.escape(key)}\s*=\s*(?:true|false)\s*,?\s*", "", found[2])
+    rest = re.sub(rf"\b{re.escape(key)}\s*=\s*(?:true|false)\s*,?\s*", "", match[2])
     rest = re.sub(r",\s*\}", " }", rest) if setting is None else rest
-    return f"{found[1]} {setting + ', ' if setting else ''}{rest}"
+    return f"{match[1]} {setting + ', ' if setting else ''}{rest}"
 
 
 def _without_inline(text: str, root: str, name: str) -> str:
@@ -499,8 +499,8 @@ def _without_inline(text: str, root: str, name: str) -> str:
     is_inside = False
     own = re.compile(rf"\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*\{{.*\}}\s*(?:#.*)?")
     for line in text.splitlines(keepends=True):
-        if found := _HEADER.fullmatch(line.rstrip("\r\n")):
-            is_inside = _keys_of(found[1]) == (root,)
+        if match := _HEADER.fullmatch(line.rstrip("\r\n")):
+            is_inside = _keys_of(match[1]) == (root,)
         if not (is_inside and own.fullmatch(line.rstrip("\r\n"))):
             kept.append(line)
     return "".join(kept)

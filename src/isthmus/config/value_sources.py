@@ -132,11 +132,11 @@ def _json_lines(text: str) -> Iterator[tuple[Keys, int]]:
 def _toml_lines(text: str) -> Iterator[tuple[Keys, int]]:
     header: Keys = ()
     for number, line in enumerate(text.split("\n"), start=1):
-        if found := _TOML_HEADER.fullmatch(line.rstrip("\r")):
-            header = _only_path(tomllib.loads(found[1]))
+        if match := _TOML_HEADER.fullmatch(line.rstrip("\r")):
+            header = _only_path(tomllib.loads(match[1]))
             yield header, number
-        elif found := _TOML_KEY.match(line):
-            yield header + _only_path(tomllib.loads(f"{found[1]} = {{}}")), number
+        elif match := _TOML_KEY.match(line):
+            yield header + _only_path(tomllib.loads(f"{match[1]} = {{}}")), number
 
 
 def _only_path(table: dict[str, Any]) -> Keys:

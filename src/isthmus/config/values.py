@@ -250,5 +250,5 @@ def typed(key: str, hint: object, value: object) -> Any:
 
 def _without_none(hint: object) -> object:
     if get_origin(hint) in (Union, types.UnionType):
-        [hint] = [each for each in get_args(hint) if each is not type(None)]
+        [hint] = [arg for arg in get_args(hint) if arg is not type(None)]
     return hint

@@ -80,22 +80,22 @@ class Variables:
         would start servers with half a command. Replaced text is not expanded again.
         """
 
-        def value_of(found: re.Match[str]) -> str:
-            if found[1].startswith(_FILE):
+        def value_of(match: re.Match[str]) -> str:
+            if match[1].startswith(_FILE):
                 try:
-                    return self._from_file("", found[1].removeprefix(_FILE), used)
+                    return self._from_file("", match[1].removeprefix(_FILE), used)
                 except ValueError:
-                    used.unresolved.append(found[0])
-                    return found[0]
-            reference = _REFERENCE.fullmatch(found[1])
+                    used.unresolved.append(match[0])
+                    return match[0]
+            reference = _REFERENCE.fullmatch(match[1])
             name, default = reference.groups() if reference else (None, None)
             value = self._values.get(name) if name else None
             if value or (value is not None and default is None):
                 return _mark_secret(value, name, used)
             if default is not None:
                 return default
-            used.unresolved.append(found[0])
-            return found[0]
+            used.unresolved.append(match[0])
+            return match[0]
 
         return _PLACEHOLDER.sub(value_of, text)
 
@@ -213,21 +213,21 @@ def parse_env(text: str) -> tuple[dict[str, str], tuple[int, ...]]:
     for position, line in enumerate(map(str.strip, text.split("\n")), start=1):
         if not line or line.startswith("#"):
             continue
-        found = _LINE.fullmatch(line)
-        value = _unquoted(found[2]) if found else None
-        if found is None or value is None:
+        match = _LINE.fullmatch(line)
+        value = _unquoted(match[2]) if match else None
+        if match is None or value is None:
             bad_lines.append(position)
         else:
-            values[found[1]] = value
+            values[match[1]] = value
     return values, tuple(bad_lines)
 
 
 def _unquoted(value: str) -> str | None:
     """Return a value without its quotes; None if they do not close."""
     if value.startswith('"'):
-        found = _DOUBLE.fullmatch(value)
-        return _ESCAPE.sub(lambda escape: _ESCAPES.get(escape[1], escape[1]), found[1]) if found else None
+        match = _DOUBLE.fullmatch(value)
+        return _ESCAPE.sub(lambda escape: _ESCAPES.get(escape[1], escape[1]), match[1]) if match else None
     if value.startswith("'"):
-        found = _SINGLE.fullmatch(value)
-        return found[1] if found else None
+        match = _SINGLE.fullmatch(value)
+        return match[1] if match else None
     return _COMMENT.sub("", value, count=1).rstrip()

@@ -225,6 +225,14 @@ class SharedJournal(Journal, Protocol):
         """Become the holder of some documents of nodes that are gone; an empty list at the end. Raises `OSError`."""
 
 
+@runtime_checkable
+class ClockedJournal(Protocol):
+    """A journal with a clock that all its nodes share, however wrong their own clocks are."""
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+
+
 class StateDocument(NamedTuple):
     """A document that all nodes share: its version, 0 if it is new, and its content; None deletes it."""
 

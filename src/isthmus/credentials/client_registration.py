@@ -74,11 +74,13 @@ async def _register(fetcher: Fetcher, server: ServerMetadata, redirect: str) -> 
         "response_types": ["code"],
         "token_endpoint_auth_method": method,
     }
-    said = await fetcher.post_json("its registration_endpoint", server.registration_endpoint, json.dumps(wish).encode())
-    if said.status not in CREATED:
-        raise NoClient(f"the authorization server refused the registration (HTTP {said.status}); configure a client_id")
+    request = json.dumps(wish).encode()
+    response = await fetcher.post_json("its registration_endpoint", server.registration_endpoint, request)
+    if response.status not in CREATED:
+        refusal = f"the authorization server refused the registration (HTTP {response.status})"
+        raise NoClient(f"{refusal}; configure a client_id")
     try:
-        made = msgspec.json.decode(said.body, type=_Registered)
+        made = msgspec.json.decode(response.body, type=_Registered)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise NoClient("the authorization server's registration response is malformed") from None
     return OAuthClient(made.client_id, made.client_secret or "", made.token_endpoint_auth_method or method, redirect)

@@ -73,8 +73,8 @@ class ServerMetadata(msgspec.Struct, frozen=True):
         return ALGORITHM in self.dpop_signing_alg_values_supported
 
 
-class ServerAddress(msgspec.Struct, frozen=True):
-    """The authorization server, the resource that tokens are for, and the scopes that the server wants."""
+class TokenSource(msgspec.Struct, frozen=True):
+    """Where tokens for a server come from: its authorization server, the resource to name, the scopes to request."""
 
     server: ServerMetadata
     resource: str
@@ -83,7 +83,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
     """Whether tokens should be bound to a key (RFC 9449)."""
 
 
-async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> ServerAddress:
+async def find_token_source(fetcher: Fetcher, url: str, settings: OAuthSettings) -> TokenSource:
     """Find the authorization server of the server at this address.
 
     Raises:
@@ -98,29 +98,29 @@ async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Ser
             device_authorization_endpoint=settings.device_endpoint,
             code_challenge_methods_supported=[PKCE],
         )
-        return ServerAddress(server, resource, is_bound=settings.dpop == "always")
+        return TokenSource(server, resource, is_bound=settings.dpop == "always")
     try:
         if settings.issuer:
-            server = await _server(fetcher, settings.issuer, settings)
+            server = await _metadata_of_issuer(fetcher, settings.issuer, settings)
             # Only the server knows whether it accepts bound tokens; it is asked where that matters.
             is_open = server.binds_tokens and settings.dpop == "auto"
             challenge = (await _challenge(fetcher, url))[0] if is_open else Challenge()
-            return ServerAddress(server, resource, is_bound=_is_bound(settings, server, challenge, None))
-        challenge, is_shut = await _challenge(fetcher, url)
-        found = await _resource(fetcher, url, challenge)
-        if found is None:
-            server = await _server_beside(fetcher, url, settings, is_shut=is_shut)
-            return ServerAddress(server, resource, challenge.scope, _is_bound(settings, server, challenge, None))
-        server = await _server_of(fetcher, found, settings)
+            return TokenSource(server, resource, is_bound=_is_bound(settings, server, challenge, None))
+        challenge, is_login_required = await _challenge(fetcher, url)
+        metadata = await _resource_metadata(fetcher, url, challenge)
+        if metadata is None:
+            server = await _own_authorization_server(fetcher, url, settings, is_login_required=is_login_required)
+            return TokenSource(server, resource, challenge.scope, _is_bound(settings, server, challenge, None))
+        server = await _first_usable_server(fetcher, metadata, settings)
     except (UrlRefused, FetchFailed) as failed:
         raise DiscoveryFailed(str(failed)) from failed
-    scope = challenge.scope or " ".join(word for word in found.scopes_supported if _SCOPE_WORD.fullmatch(word))
-    named = resource if settings.resource else found.resource or resource
-    return ServerAddress(server, named, scope, _is_bound(settings, server, challenge, found))
+    scope = challenge.scope or " ".join(word for word in metadata.scopes_supported if _SCOPE_WORD.fullmatch(word))
+    named = resource if settings.resource else metadata.resource or resource
+    return TokenSource(server, named, scope, _is_bound(settings, server, challenge, metadata))
 
 
 def _is_bound(
-    settings: OAuthSettings, server: ServerMetadata, challenge: Challenge, found: ResourceMetadata | None
+    settings: OAuthSettings, server: ServerMetadata, challenge: Challenge, metadata: ResourceMetadata | None
 ) -> bool:
     """Whether to request bound tokens: as configured, else if both servers support them.
 
@@ -129,10 +129,12 @@ def _is_bound(
     """
     if settings.dpop != "auto":
         return settings.dpop == "always"
-    if found is not None and found.dpop_bound_access_tokens_required:
+    if metadata is not None and metadata.dpop_bound_access_tokens_required:
         return True
-    is_known = challenge.wants_proof or (found is not None and ALGORITHM in found.dpop_signing_alg_values_supported)
-    return is_known and server.binds_tokens
+    accepts_bound = challenge.wants_proof or (
+        metadata is not None and ALGORITHM in metadata.dpop_signing_alg_values_supported
+    )
+    return accepts_bound and server.binds_tokens
 
 
 async def find_issuer(fetcher: Fetcher, issuer: str) -> ServerMetadata:
@@ -142,7 +144,7 @@ async def find_issuer(fetcher: Fetcher, issuer: str) -> ServerMetadata:
         DiscoveryFailed: there is no usable metadata.
     """
     try:
-        return await _server(fetcher, issuer, OAuthSettings())
+        return await _metadata_of_issuer(fetcher, issuer, OAuthSettings())
     except (UrlRefused, FetchFailed) as failed:
         raise DiscoveryFailed(str(failed)) from failed
 
@@ -153,43 +155,43 @@ async def find_issuer(fetcher: Fetcher, issuer: str) -> ServerMetadata:
 async def _challenge(fetcher: Fetcher, url: str) -> tuple[Challenge, bool]:
     """The challenge to a request without a token, and whether the server refused the request."""
     try:
-        asked = await fetcher.post_json("the server", url, PROBE, PROBE_HEADERS)
+        probed = await fetcher.post_json("the server", url, PROBE, PROBE_HEADERS)
     except FetchFailed:
         return Challenge(), False
-    if asked.status not in (UNAUTHORIZED, FORBIDDEN):
+    if probed.status not in (UNAUTHORIZED, FORBIDDEN):
         return Challenge(), False
-    return read_challenge(asked.headers.get("www-authenticate", "")), True
+    return read_challenge(probed.headers.get("www-authenticate", "")), True
 
 
-async def _resource(fetcher: Fetcher, url: str, challenge: Challenge) -> ResourceMetadata | None:
+async def _resource_metadata(fetcher: Fetcher, url: str, challenge: Challenge) -> ResourceMetadata | None:
     """The server's metadata, from the challenge's address or the well-known ones; None if no address has it."""
     if challenge.resource_metadata:
-        said = await fetcher.get("what its challenge names", challenge.resource_metadata)
-        return _checked_resource(said, url) if said.status == OK else None
+        response = await fetcher.get("what its challenge names", challenge.resource_metadata)
+        return _decode_resource(response, url) if response.status == OK else None
     origin, path = _parts(url)
     for place in dict.fromkeys(
         (f"/.well-known/oauth-protected-resource{path}", "/.well-known/oauth-protected-resource")
     ):
-        said = await fetcher.get("its metadata", origin + place)
-        if said.status == OK:
-            return _checked_resource(said, url)
+        response = await fetcher.get("its metadata", origin + place)
+        if response.status == OK:
+            return _decode_resource(response, url)
     return None
 
 
-def _checked_resource(said: HttpResponse, url: str) -> ResourceMetadata:
-    found = _decoded(said, ResourceMetadata, "its metadata")
-    if not _covers(found.resource, url):
+def _decode_resource(response: HttpResponse, url: str) -> ResourceMetadata:
+    metadata = _decoded(response, ResourceMetadata, "its metadata")
+    if not _covers(metadata.resource, url):
         raise DiscoveryFailed("its metadata describes another resource than the configured address")
-    return found
+    return metadata
 
 
 def _covers(resource: str, url: str) -> bool:
     """Whether metadata describes the server at this address: same origin, and its path or a parent."""
     try:
-        (said, above), (own, path) = _parts(resource), _parts(url)
+        (resource_origin, above), (own_origin, path) = _parts(resource), _parts(url)
     except ValueError:
         return False
-    return said == own and f"{path}/".startswith(f"{above}/")
+    return resource_origin == own_origin and f"{path}/".startswith(f"{above}/")
 
 
 def _parts(url: str) -> tuple[str, str]:
@@ -205,11 +207,11 @@ def _parts(url: str) -> tuple[str, str]:
 # -- the authorization server's metadata -------------------------------------------------------------------------------
 
 
-async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthSettings) -> ServerMetadata:
-    if not found.authorization_servers:
+async def _first_usable_server(fetcher: Fetcher, metadata: ResourceMetadata, settings: OAuthSettings) -> ServerMetadata:
+    if not metadata.authorization_servers:
         raise DiscoveryFailed("its metadata names no authorization server")
     refusals: list[str] = []
-    for issuer in found.authorization_servers[:SERVERS_MAX]:
+    for issuer in metadata.authorization_servers[:SERVERS_MAX]:
         try:
             if settings.shows_secrets and not fetcher.is_named(issuer):
                 # Otherwise any server could name its own authorization server and receive the secret.
@@ -217,33 +219,33 @@ async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthS
                     "who gave the client_secret" if settings.client_secret else "the one that identity tokens are for"
                 )
                 raise DiscoveryFailed(f"it names {issuer}, which is not trusted; set issuer to {owner}")
-            return await _server(fetcher, issuer, settings)
+            return await _metadata_of_issuer(fetcher, issuer, settings)
         except (UrlRefused, FetchFailed, DiscoveryFailed) as failed:
             refusals.append(str(failed))
     raise DiscoveryFailed("; ".join(refusals))
 
 
-async def _server(fetcher: Fetcher, issuer: str, settings: OAuthSettings) -> ServerMetadata:
+async def _metadata_of_issuer(fetcher: Fetcher, issuer: str, settings: OAuthSettings) -> ServerMetadata:
     fetcher.check("the issuer", issuer)
     for place in metadata_urls(issuer):
-        said = await fetcher.get("the authorization server", place)
-        if said.status == OK:
-            found = _decoded(said, ServerMetadata, "the authorization server's metadata")
-            if found.issuer != issuer:
+        response = await fetcher.get("the authorization server", place)
+        if response.status == OK:
+            metadata = _decoded(response, ServerMetadata, "the authorization server's metadata")
+            if metadata.issuer != issuer:
                 raise DiscoveryFailed("the authorization server's metadata names another issuer")
-            if not found.token_endpoint:
+            if not metadata.token_endpoint:
                 raise DiscoveryFailed("the authorization server's metadata names no token_endpoint")
             for name in _ENDPOINTS:
-                if url := getattr(found, name):
+                if url := getattr(metadata, name):
                     await fetcher.check_place(f"its {name}", url)
             # Configured endpoints override discovered ones.
             return msgspec.structs.replace(
-                found,
-                authorization_endpoint=settings.authorization_endpoint or found.authorization_endpoint,
-                device_authorization_endpoint=settings.device_endpoint or found.device_authorization_endpoint,
+                metadata,
+                authorization_endpoint=settings.authorization_endpoint or metadata.authorization_endpoint,
+                device_authorization_endpoint=settings.device_endpoint or metadata.device_authorization_endpoint,
             )
-        if said.status not in NOT_THERE:
-            raise DiscoveryFailed(f"the metadata request to the authorization server failed: HTTP {said.status}")
+        if response.status not in NOT_THERE:
+            raise DiscoveryFailed(f"the metadata request to the authorization server failed: HTTP {response.status}")
     raise DiscoveryFailed("the authorization server has no metadata; configure its token_endpoint")
 
 
@@ -257,13 +259,15 @@ def metadata_urls(issuer: str) -> list[str]:
     return [*urls, f"{origin}{path}/.well-known/openid-configuration"] if path else urls
 
 
-async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *, is_shut: bool) -> ServerMetadata:
-    """Servers of the 2025-03-26 revision are their own authorization servers, with or without metadata."""
+async def _own_authorization_server(
+    fetcher: Fetcher, url: str, settings: OAuthSettings, *, is_login_required: bool
+) -> ServerMetadata:
+    """The server itself: under the 2025-03-26 revision servers issue their own tokens, with or without metadata."""
     origin, _ = _parts(url)
     try:
-        return await _server(fetcher, origin, settings)
+        return await _metadata_of_issuer(fetcher, origin, settings)
     except DiscoveryFailed:
-        if not is_shut:
+        if not is_login_required:
             raise DiscoveryFailed("it does not require a login and publishes no metadata for one") from None
     return ServerMetadata(
         issuer="",
@@ -279,9 +283,9 @@ async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *,
 M = TypeVar("M", ResourceMetadata, ServerMetadata)
 
 
-def _decoded(said: HttpResponse, kind: type[M], what: str) -> M:
+def _decoded(response: HttpResponse, kind: type[M], what: str) -> M:
     try:
-        members = msgspec.json.decode(said.body, type=dict[str, msgspec.Raw])
+        members = msgspec.json.decode(response.body, type=dict[str, msgspec.Raw])
         known = {name: raw for name, raw in members.items() if name in kind.__struct_fields__ and bytes(raw) != b"null"}
         return msgspec.convert({name: msgspec.json.decode(raw) for name, raw in known.items()}, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -318,10 +322,10 @@ class Challenge:
 
 def read_challenge(header: str) -> Challenge:
     """Read a WWW-Authenticate header, starting at the first challenge for a token."""
-    if (found := _SCHEME.search(header)) is None:
+    if (scheme := _SCHEME.search(header)) is None:
         return Challenge()
     given: dict[str, str] = {}
-    for name, quoted, bare in _PARAMETER.findall(header[found.end() :]):
+    for name, quoted, bare in _PARAMETER.findall(header[scheme.end() :]):
         given.setdefault(name.lower(), quoted or bare)
     scope, error = given.get("scope", ""), given.get("error", "")
     return Challenge(

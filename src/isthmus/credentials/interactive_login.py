@@ -220,12 +220,12 @@ async def begin_device_login(endpoint: TokenEndpoint, scope: str) -> DeviceLogin
     return device
 
 
-def read_device_login(said: HttpResponse) -> DeviceLogin:
+def read_device_login(response: HttpResponse) -> DeviceLogin:
     """Return the code in a response. Raises `LoginRefused`."""
-    if said.status != OK:
-        raise LoginRefused(f"the device endpoint answered HTTP {said.status}")
+    if response.status != OK:
+        raise LoginRefused(f"the device endpoint answered HTTP {response.status}")
     try:
-        device = msgspec.json.decode(said.body, type=DeviceLogin)
+        device = msgspec.json.decode(response.body, type=DeviceLogin)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise LoginRefused("the device endpoint's response is malformed") from None
     if not (0 < len(device.user_code) <= CODE_LENGTH_MAX and device.user_code.isprintable()):

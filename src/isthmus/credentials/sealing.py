@@ -58,12 +58,12 @@ KEY_BYTES = 32
 
 
 class StoredSealer:
-    """See `core.ports.Sealer`."""
+    """Encrypts with a stored key, for values that must outlive the process."""
 
     def __init__(self, key: bytes, *old_keys: bytes) -> None:
         """Encrypt with `key`; what was encrypted with an old one can still be read."""
         self._key = key
-        self._ciphers = [ChaCha20Poly1305(each) for each in (key, *old_keys)]
+        self._ciphers = [ChaCha20Poly1305(any_key) for any_key in (key, *old_keys)]
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
         """See `core.ports.Sealer`."""

@@ -25,7 +25,7 @@ import structlog
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import RequestSigner
 from isthmus.credentials.client_registration import OAuthClient
-from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, ServerMetadata, find_issuer, find_place
+from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, TokenSource, find_issuer, find_token_source
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.credentials.signed_jwts import ProofKey, Prover
 from isthmus.credentials.token_endpoint import (
@@ -84,13 +84,13 @@ LEEWAY_SECONDS = 10.0
 
 AHEAD_SHARE = 0.2
 AHEAD_SECONDS_MAX = 120.0
-"""The longest time before expiry at which a token is renewed; for short lifetimes it is a share of them."""
+"""How long before its expiry a token is renewed: this share of its lifetime, and at most so many seconds."""
 
 RETRY_SECONDS = 5.0
 RETRY_SECONDS_MAX = 60.0
 """Pauses between renewal attempts while the authorization server is unreachable."""
 
-SOONEST_SECONDS = 5.0
+RENEWAL_SECONDS_MIN = 5.0
 """The minimum time before a renewal: very short lifetimes must not cause a busy loop."""
 
 FRESH_SECONDS = 30.0
@@ -106,7 +106,7 @@ class NotReady(Exception):
 
 
 class Login:
-    """The credentials for one server in one name. See `core.ports.Credentials`."""
+    """The credentials for one server, shared by all callers or for one of them."""
 
     def __init__(
         self,
@@ -129,30 +129,30 @@ class Login:
         self._settings = oauth or ANYONE
         self._subject = subject
         self._token: StoredToken | None = None
-        self._kept: StoredLogin | None = None
-        self._place: ServerAddress | None = None
+        self._stored: StoredLogin | None = None
+        self._token_source: TokenSource | None = None
         self._prover: Prover | None = None
         """Has the key that tokens are bound to; None for bearer tokens."""
-        self._want = ""
+        self._login_reason = ""
         """Why a login is needed."""
-        self._trouble = ""
+        self._failure = ""
         self._is_refused = False
-        """The authorization server refused permanently."""
-        self._is_spent = False
-        """The server refused the token, so a new one is needed even if it has not expired."""
+        """Whether the authorization server refused permanently."""
+        self._is_rejected = False
+        """Whether the server rejected the token, so that a new one is needed even if it has not expired."""
         self._renewing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failures = 0
-        self._seen: tuple[int, ...] | None = None
-        self._read_as = b""
+        self._read_stamp: tuple[int, ...] | None = None
+        self._read_content = b""
         """The vault's content when it was last read."""
         self._is_closed = False
-        self._before: asyncio.Task[None] | None = None
+        self._earlier_request: asyncio.Task[None] | None = None
         """The running request of the login that this one replaces; it may use up the shared refresh token."""
 
     def follow(self, before: Login) -> None:
         """Replace another login, and close it."""
-        self._before = before._renewing or before._before
+        self._earlier_request = before._renewing or before._earlier_request
 
     @property
     def is_fixed(self) -> bool:
@@ -160,7 +160,7 @@ class Login:
         return self._oauth is None and any(name.lower() == "authorization" for name in self._headers)
 
     @property
-    def _is_kept(self) -> bool:
+    def _is_interactive(self) -> bool:
         """Whether a person has to log in."""
         return self._settings.grant in ("authorization_code", "device")
 
@@ -195,7 +195,7 @@ class Login:
         """
         if self.is_fixed:
             return
-        self.look()
+        self.read_again()
         if self._is_good():
             return
         if self._can_renew():
@@ -203,14 +203,14 @@ class Login:
             await asyncio.wait({self._start()})
         if self._is_good():
             return
-        if self._want:
-            raise LoginNeeded(self._want)
-        if self._trouble:
-            raise (LoginNeeded if self._is_refused else NotReady)(self._trouble)
-        if not self._is_kept:
+        if self._login_reason:
+            raise LoginNeeded(self._login_reason)
+        if self._failure:
+            raise (LoginNeeded if self._is_refused else NotReady)(self._failure)
+        if not self._is_interactive:
             raise NotReady("no token for it: the authorization server's tokens expire at once")
-        if self._oauth is not None or self._kept is not None:
-            raise LoginNeeded(self._how("its login has expired" if self._kept else "nobody has logged in"))
+        if self._oauth is not None or self._stored is not None:
+            raise LoginNeeded(self._login_advice("its login has expired" if self._stored else "nobody has logged in"))
 
     def refused(self) -> bool:
         """The server refused the credentials. Return whether to retry with another token.
@@ -221,7 +221,7 @@ class Login:
             return False
         # A negative age proves nothing: the clock was set back.
         is_fresh = 0.0 <= self._logins.now() - self._token.obtained_at < FRESH_SECONDS
-        self._is_spent = not is_fresh
+        self._is_rejected = not is_fresh
         return not is_fresh
 
     def hide(self, text: str) -> str:
@@ -240,65 +240,65 @@ class Login:
                 text = f"{text[:at]}***{text[at + end :]}"
         return text
 
-    def words(self) -> str:
+    def login_hint(self) -> str:
         """How to log in at the server, and why; empty if only static headers are used."""
-        if self.is_fixed or not self._is_kept:
+        if self.is_fixed or not self._is_interactive:
             return ""
-        return self._want or self._how("")
+        return self._login_reason or self._login_advice("")
 
     def _is_good(self) -> bool:
-        if self._token is None or self._is_spent or self._want:
+        if self._token is None or self._is_rejected or self._login_reason:
             return False
         token = self._token
-        life = math.inf if token.expires_at is None else max(0.0, token.expires_at - token.obtained_at)
-        return token.is_good(self._logins.now(), min(LEEWAY_SECONDS, life * AHEAD_SHARE))
+        lifetime = math.inf if token.expires_at is None else max(0.0, token.expires_at - token.obtained_at)
+        return token.is_good(self._logins.now(), min(LEEWAY_SECONDS, lifetime * AHEAD_SHARE))
 
-    def _how(self, why: str) -> str:
+    def _login_advice(self, why: str) -> str:
         name = f" --caller {self.slot.tenant}/{self.slot.caller}" if self.slot.caller else ""
         because = f" ({why})" if why else ""
         return f"it requires a login{because}: run isthmus login {self.slot.server}{name}"
 
     # -- the vault ---------------------------------------------------------------------------------------------------
 
-    def look(self) -> bool:
-        """Read a login that was made meanwhile; return whether it differs from the current one."""
-        if not self._is_kept or self.is_fixed or (seen := self._logins.vault.stamp()) == self._seen:
+    def read_again(self) -> bool:
+        """Read the vault if it has changed; return whether the login there is another one now."""
+        if not self._is_interactive or self.is_fixed or (seen := self._logins.vault.stamp()) == self._read_stamp:
             return False
-        self._seen = seen
-        kept = self._read()
-        if kept == self._kept:
+        self._read_stamp = seen
+        stored = self._read()
+        if stored == self._stored:
             return False
-        self._use_token(kept)
+        self._use_token(stored)
         return True
 
     def _read(self) -> StoredLogin | None:
         try:
             content = self._logins.vault.get(self.slot)
-            self._read_as = content or b""
-            kept = None if content is None else msgspec.json.decode(content, type=StoredLogin)
+            self._read_content = content or b""
+            stored = None if content is None else msgspec.json.decode(content, type=StoredLogin)
         except (OSError, VaultDamaged, msgspec.MsgspecError) as error:
             log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
             return None
-        if kept is not None and kept.url != self._url:
+        if stored is not None and stored.url != self._url:
             log.warning("the stored login is for another address than the configured one", server=self.slot.server)
             return None
         try:
-            _prover_of(kept)
+            _prover_of(stored)
         except ValueError as error:
             log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
             return None
-        return kept
+        return stored
 
-    def _use_token(self, kept: StoredLogin | None) -> None:
-        if self._kept is None or kept is None or kept.proof_key != self._kept.proof_key:
-            self._prover = _prover_of(kept)  # otherwise its known nonces stay valid
-        self._kept = kept
-        self._want = self._trouble = ""
-        self._use(None if kept is None else kept.token)
+    def _use_token(self, stored: StoredLogin | None) -> None:
+        if self._stored is None or stored is None or stored.proof_key != self._stored.proof_key:
+            self._prover = _prover_of(stored)  # otherwise its known nonces stay valid
+        self._stored = stored
+        self._login_reason = self._failure = ""
+        self._use(None if stored is None else stored.token)
 
     def _use(self, token: StoredToken | None) -> None:
         before, self._token = self._token, token
-        self._is_spent = False
+        self._is_rejected = False
         self._failures = 0
         self.generation += 1
         self._stop_waiting()
@@ -306,7 +306,7 @@ class Login:
             left = token.expires_at - self._logins.now()
             ahead = min(left * AHEAD_SHARE, AHEAD_SECONDS_MAX)
             spread = ahead * random.uniform(1.0, 1.5)  # noqa: S311 - spread, not secrecy
-            self._renew_in(max(SOONEST_SECONDS, left - spread))
+            self._renew_in(max(RENEWAL_SECONDS_MIN, left - spread))
         if before is not None and token is not None and before.is_bound != token.is_bound:
             self._logins.notify(self.slot)  # links are recreated when signing starts or ends
 
@@ -323,9 +323,9 @@ class Login:
     # -- renewing ----------------------------------------------------------------------------------------------------
 
     def _can_renew(self) -> bool:
-        if self._want:
+        if self._login_reason:
             return False
-        return bool(self._kept and self._kept.token.refresh) if self._is_kept else True
+        return bool(self._stored and self._stored.token.refresh) if self._is_interactive else True
 
     def _renew_in(self, seconds: float) -> None:
         self._call_in(seconds, self._renew_soon)
@@ -337,8 +337,8 @@ class Login:
 
     def _renew_soon(self) -> None:
         self._timer = None
-        is_silent = self._subject is not None and self._logins.subjects.token_of(self._subject) is None
-        if is_silent and self._token is not None:
+        has_no_token = self._subject is not None and self._logins.subjects.token_of(self._subject) is None
+        if has_no_token and self._token is not None:
             self._expire_with(self._token)  # the caller has no token to exchange now, but may send one later
         else:
             self._start()
@@ -349,18 +349,18 @@ class Login:
         return self._renewing
 
     async def _renew(self) -> None:
-        self._trouble, self._is_refused = "", False
-        if self._before is not None:
-            await asyncio.wait({self._before})
-            self._before = None
+        self._failure, self._is_refused = "", False
+        if self._earlier_request is not None:
+            await asyncio.wait({self._earlier_request})
+            self._earlier_request = None
         before = self._token
         try:
             await self._obtain()
         except GrantRefused as refused:
-            self._was_refused(refused, before)
+            self._record_refusal(refused, before)
         except (FetchFailed, UrlRefused, DiscoveryFailed) as failed:
-            self._trouble = f"no token for it: {failed}"
-            self._place = None
+            self._failure = f"no token for it: {failed}"
+            self._token_source = None
             self._failures += 1
             log.warning("login not renewed", server=self.slot.server, reason=str(failed))
             if self._token is not None and self._token.is_good(self._logins.now()):
@@ -369,31 +369,31 @@ class Login:
             self._renewing = None
 
     async def _obtain(self) -> None:
-        if self._is_kept:
-            before = self._kept
+        if self._is_interactive:
+            before = self._stored
             async with self._logins.vault.turn(self.slot):
-                self._seen = None
-                self.look()
-                if self._kept == before or not self._is_good():
+                self._read_stamp = None
+                self.read_again()
+                if self._stored == before or not self._is_good():
                     await self._refresh()  # otherwise another process has done it
             return
         endpoint = await self._endpoint()
-        place_scope = "" if self._place is None else self._place.scope
-        grant, scope = self._settings.grant, self._settings.scope or place_scope
+        found_scope = "" if self._token_source is None else self._token_source.scope
+        grant, scope = self._settings.grant, self._settings.scope or found_scope
         if grant == "jwt_bearer":
             self._use(await endpoint.by_assertion(self._identity_token(), scope))
         elif grant == "enterprise_managed" and self._settings.has_identity_token:
-            self._use(await self._by_id_jag(endpoint, self._identity_token(), scope))
+            self._use(await self._token_by_id_jag(endpoint, self._identity_token(), scope))
         elif self._subject is None:
             self._use(await endpoint.by_client(scope))
-        elif (shown := self._logins.subjects.token_of(self._subject)) is None:
+        elif (caller_token := self._logins.subjects.token_of(self._subject)) is None:
             raise GrantRefused("no_token", "this caller has sent no token that could be exchanged")
         elif grant == "enterprise_managed":
-            self._use(await self._by_id_jag(endpoint, shown, scope))
+            self._use(await self._token_by_id_jag(endpoint, caller_token, scope))
         else:
-            self._use(await endpoint.by_exchange(shown, self._settings.scope))
+            self._use(await endpoint.by_exchange(caller_token, self._settings.scope))
 
-    async def _by_id_jag(self, endpoint: TokenEndpoint, identity_token: str, scope: str) -> StoredToken:
+    async def _token_by_id_jag(self, endpoint: TokenEndpoint, identity_token: str, scope: str) -> StoredToken:
         """Request a token for the identity provider's assertion of a person's identity token."""
         settings = self._settings
         if settings.idp_token_endpoint:
@@ -415,60 +415,61 @@ class Login:
         return token
 
     async def _refresh(self) -> None:
-        kept, read_as = self._kept, self._read_as
-        if kept is None or not kept.token.refresh:
+        stored, read_content = self._stored, self._read_content
+        if stored is None or not stored.token.refresh:
             return
-        server = ServerMetadata(issuer=kept.issuer, token_endpoint=kept.token_endpoint)
-        client = kept.client
+        server = ServerMetadata(issuer=stored.issuer, token_endpoint=stored.token_endpoint)
+        client = stored.client
         if client.id == self._settings.client_id:
             # Its secret may have changed since the login.
             client = msgspec.structs.replace(client, secret=self._settings.client_secret)
-        endpoint = TokenEndpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
-        token = await endpoint.by_refresh(kept.token)
-        if await self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
-            self._use_token(kept)
-        elif self.look():  # somebody has logged in or out meanwhile, which takes precedence
+        endpoint = TokenEndpoint(self._fetcher(), server, client, self._settings, stored.resource, self._prover)
+        token = await endpoint.by_refresh(stored.token)
+        if await self._store_renewed(read_content, stored := msgspec.structs.replace(stored, token=token)):
+            self._use_token(stored)
+        elif self.read_again():  # somebody has logged in or out meanwhile, which takes precedence
             self._logins.notify(self.slot)
 
-    async def _is_put(self, before: bytes, kept: StoredLogin) -> bool:
-        """Store a renewed login; False if the stored login has changed or gone meanwhile."""
-        content = msgspec.json.encode(kept)
-        self._seen = None  # read the vault again
+    async def _store_renewed(self, before: bytes, stored: StoredLogin) -> bool:
+        """Store a renewed login; return False if the stored one was replaced or removed meanwhile."""
+        content = msgspec.json.encode(stored)
+        self._read_stamp = None  # read the vault again
         try:
-            is_put = await self._logins.vault.replace_in_thread(self.slot, before, content)
+            is_stored = await self._logins.vault.replace_in_thread(self.slot, before, content)
         except (OSError, VaultDamaged) as error:
             log.warning("a renewed login cannot be stored", server=self.slot.server, reason=str(error))
             return True
-        self._read_as = content if is_put else self._read_as
-        return is_put
+        self._read_content = content if is_stored else self._read_content
+        return is_stored
 
     async def _endpoint(self) -> TokenEndpoint:
         fetcher = self._fetcher()
-        if self._place is None:
-            self._place = await find_place(fetcher, self._url, self._settings)
+        if self._token_source is None:
+            self._token_source = await find_token_source(fetcher, self._url, self._settings)
         client = OAuthClient(self._settings.client_id, self._settings.client_secret)
-        if not self._place.is_bound:
+        if not self._token_source.is_bound:
             self._prover = None
         elif self._prover is None:
             self._prover = Prover(ProofKey.make(), self._logins.now)
-        return TokenEndpoint(fetcher, self._place.server, client, self._settings, self._place.resource, self._prover)
+        source = self._token_source
+        return TokenEndpoint(fetcher, source.server, client, self._settings, source.resource, self._prover)
 
     def _fetcher(self) -> Fetcher:
         return self._logins.fetcher(self._url, self._settings, self.ca)
 
-    def _was_refused(self, refused: GrantRefused, before: StoredToken | None) -> None:
+    def _record_refusal(self, refused: GrantRefused, before: StoredToken | None) -> None:
         """Record a permanent refusal, log it once, and wait for a new login."""
-        self._seen = None
-        if self.look() and self._is_good():
+        self._read_stamp = None
+        if self.read_again() and self._is_good():
             return  # another process was faster, so the old refresh token is invalid
-        self._place = None  # the server may use another authorization server by now
-        if self._is_kept:
-            self._want = self._how(f"its authorization server says {refused}")
+        self._token_source = None  # the server may use another authorization server by now
+        if self._is_interactive:
+            self._login_reason = self._login_advice(f"its authorization server says {refused}")
         else:
-            self._trouble = f"no token for it: the authorization server says {refused}"
+            self._failure = f"no token for it: the authorization server says {refused}"
             self._is_refused = True
         log.warning("login refused", server=self.slot.server, reason=str(refused))
-        if before is not None and before.is_good(self._logins.now()) and not self._is_spent:
+        if before is not None and before.is_good(self._logins.now()) and not self._is_rejected:
             self._expire_with(before)
         else:
             self._drop()
@@ -485,9 +486,9 @@ class Login:
         self._logins.notify(self.slot)
 
 
-def _prover_of(kept: StoredLogin | None) -> Prover | None:
+def _prover_of(stored: StoredLogin | None) -> Prover | None:
     """The signer of a stored login. Raises `ValueError` if its key cannot be read."""
-    return Prover(ProofKey.read(kept.proof_key)) if kept is not None and kept.proof_key else None
+    return Prover(ProofKey.read(stored.proof_key)) if stored is not None and stored.proof_key else None
 
 
 def _token_in(path: str) -> str:
@@ -506,17 +507,17 @@ def _token_in(path: str) -> str:
 # -- all logins -------------------------------------------------------------------------------------------------
 
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """How often the vault is checked for logins and logouts by the command line."""
 
-PROVING = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"})
+IDENTIFYING_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"})
 """Headers that identify a caller. Shared ones must not be sent together with a caller's own login."""
 
 LOGINS_MAX = 4_096
 """The maximum number of logins in memory; there may be many callers with their own tokens."""
 
 
-_Place: TypeAlias = tuple[Slot, str]
+_LoginKey: TypeAlias = tuple[Slot, str]
 """The slot of a login, and the rights of the exchanged token, if any."""
 
 
@@ -538,7 +539,7 @@ class Logins:
         self.on_changed: Callable[[ServerName, Subject | None], None] = lambda _server, _subject: None
         """Called when the credentials for a server have changed or gone."""
         self._egress = egress
-        self._known: OrderedDict[_Place, tuple[object, Login]] = OrderedDict()
+        self._known: OrderedDict[_LoginKey, tuple[object, Login]] = OrderedDict()
         self._is_watching = False
         self._has_exchanges = False
         """Whether any server ever exchanges callers' tokens; otherwise none of them is stored."""
@@ -588,14 +589,14 @@ class Logins:
         if own is None:
             return Login(self, slot, url, headers, credentials.oauth, subject)
         # Shared headers are left out, except those that identify no caller and that the caller does not override.
-        left_out = PROVING | {name.lower() for name in own.headers}
+        left_out = IDENTIFYING_HEADERS | {name.lower() for name in own.headers}
         common = {name: value for name, value in headers.items() if name.lower() not in left_out}
         oauth = own.oauth
         if oauth is not None and oauth.is_for_each:
             return Login(self, slot, url, {**common, **own.headers}, oauth, subject)
         return Login(self, slot, url, {**common, **own.headers}, oauth)
 
-    def proved(self, caller: Caller, credential: bytes, until: float) -> None:
+    def add_subject_token(self, caller: Caller, credential: bytes, until: float) -> None:
         """Store a caller's verified token for exchange; it is used for nothing else."""
         if self._has_exchanges:
             subject = Subject(caller.tenant, caller.name, caller.rights)
@@ -623,11 +624,11 @@ class Logins:
     async def _watch(self) -> None:
         seen = self.vault.stamp()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             if (stamp := self.vault.stamp()) != seen:
                 seen = stamp
                 for _, login in list(self._known.values()):
-                    if login.look():
+                    if login.read_again():
                         log.info("login changed", server=login.slot.server)
                         self.notify(login.slot)
 

@@ -147,7 +147,7 @@ class ProofKey:
 
 
 class Prover:
-    """Creates the proofs of one login; see `core.ports.RequestSigner`."""
+    """Creates the DPoP proofs (RFC 9449) of one login."""
 
     def __init__(self, key: ProofKey, now: Callable[[], float] = time.time) -> None:
         self.key = key

@@ -99,10 +99,11 @@ def proof_of(client: OAuthClient, settings: OAuthSettings, server: ServerMetadat
 
 
 OK = 200
-PASSING = (408, 425, 429)
+TEMPORARY = (408, 425, 429)
+"""Statuses after which the same request may succeed later, as after those of server errors."""
 REFUSALS = (400, 401)
-"""Status codes of a token endpoint's refusal; other codes without an OAuth error may come from a proxy."""
-SERVER_TROUBLE = 500
+"""Statuses of a token endpoint's refusal; other ones without an OAuth error may come from a proxy."""
+SERVER_ERROR = 500
 
 EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
@@ -188,11 +189,11 @@ class TokenEndpoint:
             "requested_token_type": ID_JAG,
             "audience": audience,
         }
-        said, secret = await self._posted({**form, **_scope(scope)})
-        if said.status != OK:
-            raise read_refusal(said, secret)
+        response, secret = await self._send_with_nonce({**form, **_scope(scope)})
+        if response.status != OK:
+            raise read_refusal(response, secret)
         try:
-            answer = msgspec.json.decode(said.body, type=_Grant)
+            answer = msgspec.json.decode(response.body, type=_Grant)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise FetchFailed("the identity provider's response is malformed") from None
         if answer.issued_token_type != ID_JAG or not is_token(answer.access_token):
@@ -204,33 +205,33 @@ class TokenEndpoint:
         return {"audience": self.settings.audience} if self.settings.audience else {}
 
     async def _token(self, form: Mapping[str, str]) -> StoredToken:
-        said, secret = await self._posted(form)
-        if said.status != OK:
-            raise read_refusal(said, secret)
-        token = read_token_response(said, can_be_bound=self.prover is not None)
+        response, secret = await self._send_with_nonce(form)
+        if response.status != OK:
+            raise read_refusal(response, secret)
+        token = read_token_response(response, can_be_bound=self.prover is not None)
         if self.settings.dpop == "always" and not token.is_bound:
             raise GrantRefused("unsupported_token_type", "it issued a bearer token, but dpop is required")
         return token
 
-    async def _posted(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:
+    async def _send_with_nonce(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:
         """Send a form; return the response and the form's secrets, which no message may contain."""
-        said, secret = await self._post(form)
-        if self.prover is None or not self.prover.set_nonce(self.server.token_endpoint, said.headers):
-            return said, secret
-        if said.status in REFUSALS and _error(said).error == USE_NONCE:
+        response, secret = await self._send(form)
+        if self.prover is None or not self.prover.set_nonce(self.server.token_endpoint, response.headers):
+            return response, secret
+        if response.status in REFUSALS and _error(response).error == USE_NONCE:
             # Nothing was consumed (RFC 9449, section 8): retry with the server's nonce.
-            said, secret = await self._post(form)
-            self.prover.set_nonce(self.server.token_endpoint, said.headers)
-        return said, secret
+            response, secret = await self._send(form)
+            self.prover.set_nonce(self.server.token_endpoint, response.headers)
+        return response, secret
 
-    async def _post(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:
+    async def _send(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:
         place = self.server.token_endpoint
         fields, headers = proof_of(self.client, self.settings, self.server)
         sent = {**form, "resource": self.resource, **fields}
         if self.prover is not None:
             headers = {**headers, "dpop": self.prover.proof("POST", place)}
-        said = await self.fetcher.post("the token endpoint", place, sent, headers)
-        return said, [*(value for name, value in sent.items() if name not in _PUBLIC), self.client.secret]
+        response = await self.fetcher.post("the token endpoint", place, sent, headers)
+        return response, [*(value for name, value in sent.items() if name not in _PUBLIC), self.client.secret]
 
 
 def _scope(scope: str) -> dict[str, str]:
@@ -245,10 +246,10 @@ class _TokenResponse(msgspec.Struct):
     scope: str | None = None
 
 
-def read_token_response(said: HttpResponse, *, can_be_bound: bool = False) -> StoredToken:
+def read_token_response(response: HttpResponse, *, can_be_bound: bool = False) -> StoredToken:
     """Return the token of a successful response. Raises `FetchFailed` or `GrantRefused`."""
     try:
-        answer = msgspec.json.decode(said.body, type=_TokenResponse)
+        answer = msgspec.json.decode(response.body, type=_TokenResponse)
         seconds = 0.0 if answer.expires_in is None else float(answer.expires_in)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
         raise FetchFailed("the token endpoint's response is malformed") from None
@@ -280,26 +281,26 @@ class _TokenError(msgspec.Struct):
     error_description: str = ""
 
 
-def _error(said: HttpResponse) -> _TokenError:
+def _error(response: HttpResponse) -> _TokenError:
     try:
-        return msgspec.json.decode(said.body, type=_TokenError)
+        return msgspec.json.decode(response.body, type=_TokenError)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _TokenError()
 
 
-def read_refusal(said: HttpResponse, secret: Sequence[str]) -> GrantRefused | FetchFailed:
+def read_refusal(response: HttpResponse, secret: Sequence[str]) -> GrantRefused | FetchFailed:
     """Return the error of another response; its text has none of these secrets."""
-    if said.status in PASSING or said.status >= SERVER_TROUBLE:
-        return FetchFailed(f"the token endpoint answered HTTP {said.status}")
-    reported = _error(said)
+    if response.status in TEMPORARY or response.status >= SERVER_ERROR:
+        return FetchFailed(f"the token endpoint answered HTTP {response.status}")
+    reported = _error(response)
     if _CODE.fullmatch(reported.error):
         text = "".join(letter for letter in reported.error_description if letter.isprintable())
         # A long text may contain only the start of a secret.
         is_secret = any(len(value) >= SECRET_LENGTH_MIN and value[:BEGINNING] in text for value in secret)
         return GrantRefused(reported.error, "" if is_secret else text[:WORDS_LENGTH_MAX])
-    if said.status in REFUSALS:
-        return GrantRefused(f"HTTP {said.status}")
-    return FetchFailed(f"the token endpoint answered HTTP {said.status}")
+    if response.status in REFUSALS:
+        return GrantRefused(f"HTTP {response.status}")
+    return FetchFailed(f"the token endpoint answered HTTP {response.status}")
 
 
 _PUBLIC = frozenset(

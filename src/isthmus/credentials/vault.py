@@ -182,7 +182,7 @@ class Vault:
 
     def put(self, slot: Slot, content: bytes) -> None:
         """Store a login in a slot and replace the previous one. Raises `OSError` or `VaultDamaged`."""
-        with self._alone():
+        with self._locked():
             self._load_keys(may_make=True)
             self._write(slot, content)
 
@@ -191,7 +191,7 @@ class Vault:
 
         Raises `OSError` or `VaultDamaged`.
         """
-        with self._alone():
+        with self._locked():
             if self.get(slot) != before:
                 return False
             self._load_keys(may_make=True)
@@ -206,7 +206,7 @@ class Vault:
         """Delete a login; False if there was none."""
         if not self._file(slot).exists():
             return False
-        with self._alone(), suppress(FileNotFoundError):
+        with self._locked(), suppress(FileNotFoundError):
             os.unlink(self._file(slot))
         return True
 
@@ -230,7 +230,7 @@ class Vault:
         The old key stays readable until no file needs it.
         Raises `OSError` or `VaultDamaged`.
         """
-        with self._alone():
+        with self._locked():
             self._load_keys(may_make=True)
             if not self._settings.key:
                 self._replace_keys([_new_key(), *(self._read_keys() or [])])
@@ -259,7 +259,7 @@ class Vault:
         return list(self._folder.glob(f"*{ENDING}")) if self._folder.is_dir() else []
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Hold the write lock: otherwise one process could replace what another has just read."""
         self._make_folder()
         if sys.platform == "win32":
@@ -331,13 +331,13 @@ class Vault:
             self._keys |= {id: ChaCha20Poly1305(key) for id, key in (self._read_keys() or [])}
             self._current = _id_of(self._settings.key)
             return
-        found = self._read_keys()
-        if found is None and may_make:
+        stored = self._read_keys()
+        if stored is None and may_make:
             # Unless another process has just done it: both must use the same keys.
             _put_in_place(self._folder / KEY_FILE, _written([_new_key()]), may_replace=False)
-            found = self._read_keys()
-        self._keys = {id: ChaCha20Poly1305(key) for id, key in found or []}
-        self._current = found[0][0] if found else ""
+            stored = self._read_keys()
+        self._keys = {id: ChaCha20Poly1305(key) for id, key in stored or []}
+        self._current = stored[0][0] if stored else ""
 
     def _read_keys(self) -> list[tuple[str, bytes]] | None:
         """The keys in the file, the current one first; None if there is no file."""
@@ -381,8 +381,8 @@ class SharedVault(Vault):
 
     def get(self, slot: Slot) -> bytes | None:
         """Return the login in a slot; None if it is empty."""
-        found = self._state.all(LOGINS).get(slot.id)
-        return None if found is None else self._content(slot, found)
+        stored = self._state.all(LOGINS).get(slot.id)
+        return None if stored is None else self._content(slot, stored)
 
     def put(self, slot: Slot, content: bytes) -> None:
         """Store a login in a slot and replace the previous one. Raises `OSError` or `VaultDamaged`."""
@@ -393,10 +393,10 @@ class SharedVault(Vault):
     def replace(self, slot: Slot, before: bytes, content: bytes) -> bool:
         """Replace the login `before` by another; False if the slot contains something else now."""
         self._load_keys(may_make=True)
-        found = self._state.all(LOGINS).get(slot.id)
-        if found is None or self._content(slot, found) != before:
+        stored = self._state.all(LOGINS).get(slot.id)
+        if stored is None or self._content(slot, stored) != before:
             return False
-        return self._state.write(LOGINS, {slot.id: StateDocument(found.version, self._sealed(slot, content))})
+        return self._state.write(LOGINS, {slot.id: StateDocument(stored.version, self._sealed(slot, content))})
 
     async def replace_in_thread(self, slot: Slot, before: bytes, content: bytes) -> bool:
         """The same as `replace`, without holding the event loop where that takes longer than a file."""
@@ -404,8 +404,8 @@ class SharedVault(Vault):
 
     def remove(self, slot: Slot) -> bool:
         """Delete a login; False if there was none."""
-        while (found := self._state.all(LOGINS).get(slot.id)) is not None:
-            if self._state.write(LOGINS, {slot.id: StateDocument(found.version, None)}):
+        while (stored := self._state.all(LOGINS).get(slot.id)) is not None:
+            if self._state.write(LOGINS, {slot.id: StateDocument(stored.version, None)}):
                 return True
         return False
 
@@ -419,9 +419,9 @@ class SharedVault(Vault):
 
     def slots(self) -> Iterator[Slot]:
         """All slots with a readable login."""
-        for id, found in sorted(self._state.all(LOGINS).items()):
+        for id, stored in sorted(self._state.all(LOGINS).items()):
             with suppress(VaultDamaged):
-                row = self._decoded(found.body or b"")
+                row = self._decoded(stored.body or b"")
                 if row.slot.id == id:
                     yield row.slot
 
@@ -440,11 +440,11 @@ class SharedVault(Vault):
         return StateDocument(0, self._sealed(slot, content))
 
     def _change(self, slot: Slot, content: bytes) -> StateDocument:
-        found = self._state.all(LOGINS).get(slot.id)
-        return StateDocument(0 if found is None else found.version, self._sealed(slot, content))
+        stored = self._state.all(LOGINS).get(slot.id)
+        return StateDocument(0 if stored is None else stored.version, self._sealed(slot, content))
 
-    def _content(self, slot: Slot, found: StateDocument) -> bytes:
-        row = self._decoded(found.body or b"")
+    def _content(self, slot: Slot, stored: StateDocument) -> bytes:
+        row = self._decoded(stored.body or b"")
         if row.slot != slot:
             raise VaultDamaged(f"a login at {slot.server} in {self._state.where} is damaged; log in again")
         return self._opened(row)

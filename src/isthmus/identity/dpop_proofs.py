@@ -88,14 +88,14 @@ class Proofs:
         self.accepted = b""
         """A digest of key and id of the proof that was accepted last."""
 
-    def check(self, asked: ProvenRequest, token: bytes, thumbprint: str, *, wants_nonce: bool) -> ProofRefused | None:
+    def check(self, request: ProvenRequest, token: bytes, thumbprint: str, *, wants_nonce: bool) -> ProofRefused | None:
         """Why a request does not prove a token that is bound to this key thumbprint; None if it does."""
-        proof = read_proof(asked.proof, PROOF_ALGORITHMS)
+        proof = read_proof(request.proof, PROOF_ALGORITHMS)
         if isinstance(proof, str):
             return ProofRefused(proof)
         if not hmac.compare_digest(proof.thumbprint, thumbprint):
             return ProofRefused("its key is not the key that the token is bound to")
-        if (reason := _fault_in(proof.claims, asked, token)) is not None:
+        if (reason := _fault_in(proof.claims, request, token)) is not None:
             return ProofRefused(reason)
         made_at = proof.claims.get("iat")
         if isinstance(made_at, bool) or not isinstance(made_at, int | float):
@@ -147,22 +147,22 @@ class Proofs:
         return is_ours and abs(self._now() - made_at) <= NONCE_SECONDS
 
 
-def _fault_in(claims: Mapping[str, Any], asked: ProvenRequest, token: bytes) -> str | None:
+def _fault_in(claims: Mapping[str, Any], request: ProvenRequest, token: bytes) -> str | None:
     """Why a proof does not belong to this request, or has no id."""
-    if claims.get("htm") != asked.method:
+    if claims.get("htm") != request.method:
         return "its htm is not the method of this request"
     # Without query and fragment (RFC 9449, section 4.3).
     htu = claims.get("htu")
-    place = _place(htu) if isinstance(htu, str) else None
-    if place is None or all(place != _place(url) for url in asked.urls):
-        return f"its htu is not {asked.urls[0]}"
+    named_url = _normalized_url(htu) if isinstance(htu, str) else None
+    if named_url is None or all(named_url != _normalized_url(url) for url in request.urls):
+        return f"its htu is not {request.urls[0]}"
     if claims.get("ath") != base64url(hashlib.sha256(token).digest()):
         return "its ath is not the digest of the token"
     id = claims.get("jti")
     return None if isinstance(id, str) and 0 < len(id) <= ID_LENGTH_MAX else "it has no jti"
 
 
-def _place(url: str) -> tuple[str, str, int | None, str] | None:
+def _normalized_url(url: str) -> tuple[str, str, int | None, str] | None:
     """An address in normal form: lower case, explicit port, only necessary escapes."""
     try:
         parts = urlsplit(url)
@@ -172,9 +172,9 @@ def _place(url: str) -> tuple[str, str, int | None, str] | None:
     if "@" in parts.netloc or not parts.hostname:
         return None
 
-    def unescaped(found: re.Match[str]) -> str:
-        letter = chr(int(found[1], 16))
-        return letter if _UNRESERVED.fullmatch(letter) else found[0].upper()
+    def unescaped(match: re.Match[str]) -> str:
+        letter = chr(int(match[1], 16))
+        return letter if _UNRESERVED.fullmatch(letter) else match[0].upper()
 
     path = _ESCAPE.sub(unescaped, parts.path) or "/"
     return parts.scheme, parts.hostname, port or _PORTS.get(parts.scheme), path

@@ -94,7 +94,7 @@ def read_token(credential: bytes) -> SignedToken | str:
     return parts if isinstance(parts, str) else _token_of(credential, *parts, _KINDS)
 
 
-FAR = 1e12
+TIME_MAX = 1e12
 """An upper bound for times in tokens, in seconds since 1970."""
 
 
@@ -104,7 +104,7 @@ def fault_in_claims(claims: Mapping[str, Any], settings: IssuerSettings, now: fl
         return "it is from another issuer"
     given = claims.get("aud")
     audiences = given if isinstance(given, list) else [given]
-    if not any(isinstance(each, str) and each in settings.audience for each in audiences):
+    if not any(isinstance(audience, str) and audience in settings.audience for audience in audiences):
         return "it was made for another audience"
     expires = _time(claims.get("exp"))
     if expires is None:
@@ -123,7 +123,7 @@ def _time(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # JSON allows integers of any length; the largest cannot become floats.
-    return float(value) if 0 <= value < FAR else None
+    return float(value) if 0 <= value < TIME_MAX else None
 
 
 def _parts_of(credential: bytes) -> tuple[bytes, bytes, bytes] | str:
@@ -218,7 +218,7 @@ def read_proof(proof: bytes, algorithms: Sequence[Algorithm]) -> Proof | str:
     members = _members_of(bytes(header.jwk))
     if members is None or members.keys() & _PRIVATE_MEMBERS:
         return "its jwk is not a public key"
-    key = _key_of(header.jwk, [each for each in algorithms if each == token.algorithm])
+    key = _key_of(header.jwk, [algorithm for algorithm in algorithms if algorithm == token.algorithm])
     if key is None:
         return "its jwk is not a key for its alg"
     if not key.has_signed(token):
@@ -299,10 +299,10 @@ class KeySet:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def gone_from(self, newer: KeySet) -> tuple[Key, ...]:
+    def removed_in(self, newer: KeySet) -> tuple[Key, ...]:
         """The keys that a newer set no longer contains."""
         published = newer._keys
-        return tuple(each for each in self._keys if each not in published)
+        return tuple(key for key in self._keys if key not in published)
 
     def for_token(self, token: SignedToken) -> tuple[Key, ...]:
         """The keys that may have signed a token: those with its key id, or the only key if the token has no id."""
@@ -381,7 +381,7 @@ def _algorithm_of(jwk: _Jwk, algorithms: Sequence[Algorithm]) -> Algorithm | Non
             possible = ["EdDSA"]
         case _:
             pass
-    return next((each for each in algorithms if each in possible and jwk.alg in (None, each)), None)
+    return next((algorithm for algorithm in algorithms if algorithm in possible and jwk.alg in (None, algorithm)), None)
 
 
 def _public_key(jwk: _Jwk) -> PublicKey:

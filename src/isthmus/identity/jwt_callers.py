@@ -103,10 +103,10 @@ class Issuer:
 
     def set_keys(self, keys: KeySet) -> None:
         """Use these keys from now on. Tokens that a removed key signed become invalid."""
-        if gone := self._keys.gone_from(keys):
-            self._known = OrderedDict(each for each in self._known.items() if each[1][2] not in gone)
-            self._key_bound = OrderedDict(each for each in self._key_bound.items() if each[1].signer not in gone)
-            self._callers = OrderedDict(each for each in self._callers.items() if each[1][1] not in gone)
+        if removed := self._keys.removed_in(keys):
+            self._known = OrderedDict(known for known in self._known.items() if known[1][2] not in removed)
+            self._key_bound = OrderedDict(bound for bound in self._key_bound.items() if bound[1].signer not in removed)
+            self._callers = OrderedDict(caller for caller in self._callers.items() if caller[1][1] not in removed)
         self._keys = keys
         self._fetched = self._monotonic()
         self.trouble = ""
@@ -122,7 +122,7 @@ class Issuer:
         """Whether there are keys that are recent enough."""
         return self._monotonic() - self._fetched < KEEP_SECONDS
 
-    def recall(self, digest: bytes) -> Caller | None:
+    def cached_caller(self, digest: bytes) -> Caller | None:
         """The caller of a token that was verified before; None if it was not, or has expired."""
         found = self._known.get(digest)
         if found is None:
@@ -130,7 +130,7 @@ class Issuer:
         caller, until, _ = found
         return caller if self._now() < until and self.has_keys else None
 
-    def recall_bound(self, digest: bytes) -> Bound | None:
+    def cached_binding(self, digest: bytes) -> Bound | None:
         """The same for a token that is bound to a key."""
         found = self._key_bound.get(digest)
         return found if found is not None and self._now() < found.until and self.has_keys else None
@@ -140,7 +140,7 @@ class Issuer:
         found = self._known.get(digest)
         return 0.0 if found is None else found[1]
 
-    def look_at(self, token: SignedToken, digest: bytes) -> Caller | Bound | Unproven:
+    def check(self, token: SignedToken, digest: bytes) -> Caller | Bound | Unproven:
         """Check a token of this issuer: its caller, its binding that still needs a proof, or why it is refused."""
         if not self.has_keys:
             return Unproven(f"the keys of {self.settings.name} are missing: {self.trouble}", is_issuer_away=True)
@@ -151,7 +151,7 @@ class Issuer:
         key = next((key for key in keys if key.has_signed(token)), None)
         if key is None:
             return Unproven("its signature is not its issuer's")
-        made = self._made_of(token.claims)
+        made = self._caller_from(token.claims)
         if isinstance(made, Unproven):
             return replace(made, is_genuine=True)
         until = float(token.claims["exp"]) + self.settings.leeway
@@ -171,7 +171,7 @@ class Issuer:
         self._note(made, until, key)
         return made
 
-    def proved(self, bound: Bound) -> None:
+    def note_proof(self, bound: Bound) -> None:
         """A bound token came with a valid proof."""
         self._note(bound.caller, bound.until, bound.signer)
 
@@ -187,20 +187,20 @@ class Issuer:
         if len(self._callers) > CALLERS_MAX:
             self._callers.popitem(last=False)
 
-    def _made_of(self, claims: Mapping[str, Any]) -> Caller | Unproven:
+    def _caller_from(self, claims: Mapping[str, Any]) -> Caller | Unproven:
         """The caller that verified claims describe."""
         if (reason := fault_in_claims(claims, self.settings, self._now())) is not None:
             return Unproven(reason)
-        name = _word(claims.get(self.settings.name_claim), NAME_LENGTH_MAX)
+        name = _printable_name(claims.get(self.settings.name_claim), NAME_LENGTH_MAX)
         if name is None:
             return Unproven(f"its {self.settings.name_claim} is not a name")
         tenant: str | None = self.settings.tenant
         if self.settings.tenant_claim is not None:
-            tenant = _word(claims.get(self.settings.tenant_claim), CLAIM_LENGTH_MAX)
+            tenant = _printable_name(claims.get(self.settings.tenant_claim), CLAIM_LENGTH_MAX)
         if tenant is None:
             return Unproven(f"its {self.settings.tenant_claim} is not the name of a tenant")
         grants = self.settings.grants
-        added = [each for scope in _scopes_of(claims) for each in self.settings.scopes.get(scope, ())]
+        added = [pattern for scope in _scopes_of(claims) for pattern in self.settings.scopes.get(scope, ())]
         if added:
             allow = tuple(dict.fromkeys((*grants.allow, *added)))
             grants = Grants(allow, grants.deny, set=grants.set, expose=grants.expose)
@@ -218,7 +218,7 @@ UNPROVEN = Unproven("it is bound to a key: send it as Authorization: DPoP, with 
 
 
 class Issuers:
-    """All issuers of a hub; see `identity.verifier.Verifier`."""
+    """All issuers of a hub, as one verifier of tokens."""
 
     def __init__(self, issuers: Sequence[Issuer], proofs: Proofs | None = None) -> None:
         """Without `proofs`, bound tokens are refused."""
@@ -237,37 +237,37 @@ class Issuers:
             return None
         digest = hashlib.sha256(credential).digest()
         for issuer in self._issuers.values():
-            if (caller := issuer.recall(digest)) is not None:
+            if (caller := issuer.cached_caller(digest)) is not None:
                 return caller
-        looked = self._look_at(credential, digest)
-        if isinstance(looked, Caller):
+        checked = self._check(credential, digest)
+        if isinstance(checked, Caller):
             until = max(issuer.good_until(digest) for issuer in self._issuers.values())
-            self.on_proved(looked, credential, until)
-            return looked
-        refused = looked if isinstance(looked, Unproven) else UNPROVEN
+            self.on_proved(checked, credential, until)
+            return checked
+        refused = checked if isinstance(checked, Unproven) else UNPROVEN
         self._refused = {digest: refused}
         return Unprovable(refused.reason) if refused.is_issuer_away else None
 
-    def bound_caller_of(self, credential: bytes, asked: ProvenRequest, *, is_proved: bool) -> Caller | Unproven:
+    def bound_caller_of(self, credential: bytes, request: ProvenRequest, *, is_proved: bool) -> Caller | Unproven:
         """The caller of a bound token with a valid proof, or why it is refused.
 
         With `is_proved` the proof of this request was accepted before and is not checked again.
         """
         digest = hashlib.sha256(credential).digest()
-        recalled = (issuer.recall_bound(digest) for issuer in self._issuers.values())
-        looked = next((each for each in recalled if each is not None), None) or self._look_at(credential, digest)
-        if isinstance(looked, Unproven):
-            return looked
-        if not isinstance(looked, Bound) or self._proofs is None:
+        cached = (issuer.cached_binding(digest) for issuer in self._issuers.values())
+        checked = next((binding for binding in cached if binding is not None), None) or self._check(credential, digest)
+        if isinstance(checked, Unproven):
+            return checked
+        if not isinstance(checked, Bound) or self._proofs is None:
             return Unproven("it is not bound to a key: send it as Authorization: Bearer", is_genuine=True)
         if not is_proved:
-            wants_nonce = looked.issuer.settings.dpop == "nonce"
-            refused = self._proofs.check(asked, credential, looked.thumbprint, wants_nonce=wants_nonce)
+            wants_nonce = checked.issuer.settings.dpop == "nonce"
+            refused = self._proofs.check(request, credential, checked.thumbprint, wants_nonce=wants_nonce)
             if refused is not None:
                 return Unproven(refused.reason, is_genuine=True, is_proof_wrong=True, nonce=refused.nonce)
-            self.on_proved(looked.caller, credential, looked.until)
-            looked.issuer.proved(looked)
-        return looked.caller
+            self.on_proved(checked.caller, credential, checked.until)
+            checked.issuer.note_proof(checked)
+        return checked.caller
 
     def refusal_of(self, credential: bytes) -> Unproven | None:
         """Why a token of one of the issuers is refused; None if it is accepted, or not theirs."""
@@ -276,22 +276,22 @@ class Issuers:
         digest = hashlib.sha256(credential).digest()
         if (refused := self._refused.get(digest)) is not None:
             return refused
-        looked = self._look_at(credential, digest)
-        if isinstance(looked, Bound):
+        checked = self._check(credential, digest)
+        if isinstance(checked, Bound):
             return UNPROVEN
-        return looked if isinstance(looked, Unproven) else None
+        return checked if isinstance(checked, Unproven) else None
 
     def knows(self, caller: Caller) -> bool:
         """Whether a caller that this verifier identified is still valid; if not, its sessions end within a second."""
         return any(issuer.knows(caller) for issuer in self._issuers.values())
 
-    def _look_at(self, credential: bytes, digest: bytes) -> Caller | Bound | Unproven:
+    def _check(self, credential: bytes, digest: bytes) -> Caller | Bound | Unproven:
         token = read_token(credential)
         if isinstance(token, str):
             return Unproven(token)
         issuer = self._issuers.get(token.issuer)
         # The list of known issuers is public: the resource metadata contains it.
-        return Unproven("it is from another issuer") if issuer is None else issuer.look_at(token, digest)
+        return Unproven("it is from another issuer") if issuer is None else issuer.check(token, digest)
 
 
 def _thumbprint_in(claims: Mapping[str, Any]) -> str | Unproven:
@@ -308,7 +308,7 @@ def _thumbprint_in(claims: Mapping[str, Any]) -> str | Unproven:
 _THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
-def _word(value: object, length_max: int) -> str | None:
+def _printable_name(value: object, length_max: int) -> str | None:
     """A printable name; None if the value is not one."""
     is_word = isinstance(value, str) and value.strip() == value and 0 < len(value) <= length_max and value.isprintable()
     return str(value) if is_word else None
@@ -328,4 +328,4 @@ def _scopes_of(claims: Mapping[str, Any]) -> list[str]:
     value = claims.get("scope", claims.get("scp"))
     if isinstance(value, str):
         return value.split(" ")[:SCOPES_MAX]
-    return [each for each in value[:SCOPES_MAX] if isinstance(each, str)] if isinstance(value, list) else []
+    return [scope for scope in value[:SCOPES_MAX] if isinstance(scope, str)] if isinstance(value, list) else []

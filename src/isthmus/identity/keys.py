@@ -103,8 +103,8 @@ def parse_key(text: str) -> bytes:
     Raises:
         ValueError: the key is too short, or no client could send it. The message does not quote it.
     """
-    if found := _DIGEST_FORM.fullmatch(text):
-        return bytes.fromhex(found[1])
+    if match := _DIGEST_FORM.fullmatch(text):
+        return bytes.fromhex(match[1])
     if text.lower().startswith("sha256:"):
         raise ValueError("key must have 64 hex digits after sha256: (value hidden)")
     if not text:

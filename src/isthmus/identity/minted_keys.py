@@ -200,7 +200,7 @@ def keys_named(keys: Iterable[MintedKey], word: str) -> Keys:
     return tuple(key for key in found if key.id == word) or tuple(key for key in found if key.name == word)
 
 
-def rotated_out(key: MintedKey, now: float, overlap: float) -> MintedKey:
+def replaced_key(key: MintedKey, now: float, overlap: float) -> MintedKey:
     """The record of a replaced key: valid for `overlap` seconds more, but never longer than before."""
     ends_at = now + overlap if key.expires_at is None else min(key.expires_at, now + overlap)
     return msgspec.structs.replace(key, rotated_at=now, expires_at=ends_at)

@@ -192,7 +192,7 @@ class RelayTokens:
     def read(self, token: str) -> Claim | str:
         """The claim of a valid token, or the reason with which its socket is closed."""
         claim = self.prove(token)
-        return claim if isinstance(claim, str) else self._ended(claim) or claim
+        return claim if isinstance(claim, str) else self._why_invalid(claim) or claim
 
     def prove(self, token: str) -> Claim | str:
         """The claim of a genuine token, even if it is expired or revoked; else the reason for refusal."""
@@ -205,17 +205,17 @@ class RelayTokens:
     def is_valid(self, claim: Claim) -> bool:
         """Whether a token that was accepted is still valid: not expired, not revoked, same key, kind still accepted."""
         mode = self._settings.compatible_agents
-        is_taken = bool(claim.id) or (
+        is_accepted = bool(claim.id) or (
             self._settings.compatible
             and (mode == "any" or (mode == "md5" and _is_md5(claim.agent)) or claim.agent in self._known_agents())
         )
-        return is_taken and claim.under == self._mark and self._ended(claim) is None
+        return is_accepted and claim.under == self._mark and self._why_invalid(claim) is None
 
     def is_key(self, text: str) -> bool:
         """Whether this is the key itself; compared in constant time."""
         return hmac.compare_digest(digest_of(text), self._digest)
 
-    def _ended(self, claim: Claim) -> str | None:
+    def _why_invalid(self, claim: Claim) -> str | None:
         """Why a genuine claim is no longer valid; None if it is."""
         if claim.expires_at is not None and self._now() >= claim.expires_at:
             return EXPIRED
@@ -257,11 +257,11 @@ class RelayTokens:
             return NOT_READ
         if not name:
             return NO_AGENT
-        return self._unfit(name, document.encode()) or Claim(name, under=self._mark)
+        return self._why_spliceable(name, document.encode()) or Claim(name, under=self._mark)
 
     # -- splicing ----------------------------------------------------------------------------------------------------
 
-    def _unfit(self, agent: str, document: bytes) -> str | None:
+    def _why_spliceable(self, agent: str, document: bytes) -> str | None:
         """Why a decrypted document is refused: its token may be spliced from other tokens' blocks."""
         if document not in _documents(agent) and document != self._minted(agent):
             return NOT_READ

@@ -198,12 +198,12 @@ class HubTool(BaseTool):
         return request
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """See `BaseTool`."""
+        """Run the tool; the message of a failed call gets its result as `artifact`."""
         with _failures() as failures:
             return _with_artifact(super().run(*args, **kwargs), failures)
 
     async def arun(self, *args: Any, **kwargs: Any) -> Any:
-        """See `BaseTool`."""
+        """The same on the loop."""
         with _failures() as failures:
             return _with_artifact(await super().arun(*args, **kwargs), failures)
 
@@ -236,7 +236,7 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         return await _list_tools(self._kit)
 
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """See `AgentMiddleware`."""
+        """Show the model the current tools."""
         tools = await self._kit.tools.tools(self._user(), is_shared=self._kit.options.is_shared)
         turn = _ModelTurn(self._kit, self._with_tools(request, tools), tools)
         while (response := turn.receive(await handler(turn.request))) is None:
@@ -244,7 +244,7 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         return response
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """See `AgentMiddleware`."""
+        """The same for a program without a loop."""
         tools = self._kit.tools.tools_blocking(self._user(), is_shared=self._kit.options.is_shared)
         turn = _ModelTurn(self._kit, self._with_tools(request, tools), tools)
         while (response := turn.receive(handler(turn.request))) is None:
@@ -252,14 +252,14 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         return response
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """See `AgentMiddleware`."""
+        """Execute a call with the current tool of its name; refuse it if no tool of the agent has the name."""
         if request.tool is not None:
             return await handler(request)
         found = await self._kit.tools.look_up(request.tool_call["name"], self._user())
         return self._unless_unknown(request, found, await handler(self._with_tool(request, found)))
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """See `AgentMiddleware`."""
+        """The same for a program without a loop."""
         if request.tool is not None:
             return handler(request)
         found = self._kit.tools.look_up_blocking(request.tool_call["name"], self._user())

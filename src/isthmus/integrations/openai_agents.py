@@ -306,7 +306,7 @@ class HubServer(MCPServer):
     async def list_tools(
         self, run_context: RunContextWrapper[Any] | None = None, agent: AgentBase[Any] | None = None
     ) -> list[MCPTool]:
-        """See `MCPServer`; no request to a server is needed."""
+        """The current tools that the user may use; no request to a server is needed."""
         listed: list[MCPTool] = []
         for tool in await self._tools.tools(self._user):
             hints: Mapping[str, Any] = tool.metadata.get("annotations") or {}
@@ -326,7 +326,7 @@ class HubServer(MCPServer):
     async def call_tool(
         self, tool_name: str, arguments: dict[str, Any] | None, meta: dict[str, Any] | None = None
     ) -> CallToolResult:
-        """See `MCPServer`."""
+        """Execute a call; a failure is a result with `isError`."""
         tool = await self._tools.look_up(tool_name, self._user)
         if isinstance(tool, ToolResult):
             return _call_result(self._tools.service.noted(tool, arguments, self._user, (meta or {}).get(SESSION_KEY)))
@@ -353,12 +353,12 @@ class HubServer(MCPServer):
         return None if default is None else explain
 
     async def list_prompts(self) -> ListPromptsResult:
-        """See `MCPServer`. Permissions cover tools only, so a server with a user has no prompts."""
+        """All prompts; none if the server has a user, because permissions cover tools only."""
         prompts = await self._tools.service.list_prompts() if self._user is None else []
         return ListPromptsResult.model_validate({"prompts": prompts})
 
     async def get_prompt(self, name: str, arguments: dict[str, Any] | None = None) -> GetPromptResult:
-        """See `MCPServer`.
+        """Get a prompt of an MCP server.
 
         Raises:
             UserError: the server has a user.

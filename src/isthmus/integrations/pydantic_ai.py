@@ -147,11 +147,11 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
 
     @property
     def id(self) -> str | None:
-        """See `AbstractToolset`."""
+        """The id for durable execution."""
         return self._id
 
     async def get_tools(self, ctx: RunContext[DepsT]) -> dict[str, ToolsetTool[DepsT]]:
-        """See `AbstractToolset`; no request to a server is needed.
+        """The current tools for a step of a run, by name; no request to a server is needed.
 
         Raises:
             ToolError, UnresolvedToolsError: the first time, for names that are unknown or denied.
@@ -196,7 +196,9 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
             refusal = error
         except ToolNotFoundError as error:
             # pydantic-ai's reply lists the model's tools, as wrapping toolsets have renamed or filtered them.
-            refusal = ToolNotFoundError(name, [each for each in error.suggestions if repr(each) in str(part.content)])
+            refusal = ToolNotFoundError(
+                name, [similar for similar in error.suggestions if repr(similar) in str(part.content)]
+            )
         result = refused_result(ToolRequest(name), refusal)
         stored = part.metadata if isinstance(part, ToolReturnPart) else None
         # Another toolset may have stored a result, but one that knows the tool overrules it.
@@ -232,7 +234,7 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[DepsT], tool: ToolsetTool[DepsT]
     ) -> Any:
-        """See `AbstractToolset`.
+        """Execute a call.
 
         Raises:
             ApprovalRequired: the call needs approval.
@@ -278,11 +280,11 @@ class _ObjectValidator:
     noted: Callable[[ToolResult, object], ToolResult]
 
     def validate_json(self, input: str | bytes | bytearray, **options: Any) -> Any:
-        """See `SchemaValidator`."""
+        """Check arguments that are still JSON."""
         return self._checked(_ANY_OBJECT.validate_json, input, options)
 
     def validate_python(self, input: Any, **options: Any) -> Any:
-        """See `SchemaValidator`."""
+        """Check arguments that are parsed."""
         return self._checked(_ANY_OBJECT.validate_python, input, options)
 
     def _checked(self, validate: Callable[..., Any], given: Any, options: dict[str, Any]) -> Any:
@@ -298,7 +300,7 @@ class _ObjectValidator:
 
 def _arguments_of(part: _CallAnswer, ctx: RunContext[Any]) -> object:
     """The arguments of the answered call; unparsed if they are not an object."""
-    parts = (each for message in reversed(ctx.messages) for each in message.parts)
+    parts = (part for message in reversed(ctx.messages) for part in message.parts)
     calls = (each for each in parts if isinstance(each, ToolCallPart) and each.tool_call_id == part.tool_call_id)
     args = next((call.args for call in calls), None)
     try:

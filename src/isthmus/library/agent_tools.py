@@ -135,7 +135,7 @@ class AgentTools:
         if isinstance(names, str):
             names = [names]
         self._names = (
-            None if names is None else [each.name if isinstance(each, UniversalTool) else each for each in names]
+            None if names is None else [name.name if isinstance(name, UniversalTool) else name for name in names]
         )
         check_not_async("needs_approval", needs_approval)
         self._needs_approval: bool | frozenset[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]

@@ -235,7 +235,7 @@ class Catalog:
         except AmbiguousToolError as several:
             if user is None:
                 raise
-            usable = [entry for each in several.candidates if self.may_use(user, entry := self.entries[each])]
+            usable = [entry for candidate in several.candidates if self.may_use(user, entry := self.entries[candidate])]
             if not usable:
                 raise ToolDeniedError(several.name, user.user_id) from None
             if len(usable) > 1:
@@ -296,8 +296,10 @@ class Catalog:
         server, dot, tool = name.partition(".")
         if not dot:  # a name for language models begins with its server's
             servers = [*self.silent, *(str(entry.server) for entry in self.entries.values())]
-            prefixes = {llm_form((ServerName(each), FeatureName(""))): each for each in servers}
-            server = prefixes.get(max((each for each in prefixes if name.startswith(each)), key=len, default=""), "")
+            prefixes = {llm_form((ServerName(server), FeatureName(""))): server for server in servers}
+            server = prefixes.get(
+                max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=""), ""
+            )
         if server not in self.silent:
             return None
         if user is not None:

@@ -126,7 +126,7 @@ class BlockingHub:
 
     def __init__(self, service: BlockingToolService, timeout: float | None) -> None:
         self.service = service
-        """See `ConnectedHub`."""
+        """The service, for everything that is not here."""
         self._timeout = timeout
 
     @property

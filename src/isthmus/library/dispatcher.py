@@ -201,10 +201,10 @@ async def _concurrently(works: list[Coroutine[Any, Any, Dispatched]]) -> list[Di
             raise failures[0] from None
         raise
     done: list[Dispatched] = []
-    for each in results:
-        if isinstance(each, BaseException):
-            raise each
-        done.append(each)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        done.append(result)
     return done
 
 

@@ -157,7 +157,7 @@ class HubEngine:
         configuration = self._plan.configuration
         failures: dict[str, str] = {}
         for name in configuration.broken:
-            problems = [str(each) for each in configuration.warnings if str(name) in each.path.split(".")[1:2]]
+            problems = [str(warning) for warning in configuration.warnings if str(name) in warning.path.split(".")[1:2]]
             failures[str(name)] = "; ".join(problems) or "its entry is invalid: see the log"
         failures |= self._plan.failures
         for status in self.running.hub.snapshot.server_statuses.values():

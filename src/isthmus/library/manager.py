@@ -118,8 +118,8 @@ class ToolRegistry:
             ToolNotFoundError: no tool has this name.
         """
         with self._lock:
-            gone = self._find(name)
-            self._tools = {known: tool for known, tool in self._tools.items() if tool is not gone}
+            removed = self._find(name)
+            self._tools = {known: tool for known, tool in self._tools.items() if tool is not removed}
 
     def exchange(self, removed: Iterable[ToolDef], added: Iterable[ToolDef]) -> list[ToolDef]:
         """Remove and add tools in one step; return the added ones whose names are taken."""
@@ -332,12 +332,12 @@ class MCPManager:
 MakeToolDef = Callable[[str, MCPClientWrapper, Mapping[str, Any], str | None], ToolDef | None]
 
 
-class _Held(NamedTuple):
+class _ServerTool(NamedTuple):
     """A tool of a server, with its last definition."""
 
     pair: tuple[str, str]
     digest: bytes
-    tool: ToolDef | None
+    definition: ToolDef | None
     """None if the definition is invalid."""
 
 
@@ -351,7 +351,7 @@ class _RegisteredTools:
         self._service = service
         self._clients = clients
         self._make = make
-        self._held: dict[str, _Held] = {}
+        self._tools: dict[str, _ServerTool] = {}
         """By name in the registry."""
         self._refused: set[str] = set()
         """Names that other tools of the registry already have."""
@@ -370,8 +370,8 @@ class _RegisteredTools:
         if self._unwatch is not None:
             with suppress(ServiceClosedError):  # in a forked worker there is nothing to unwatch
                 self._unwatch()
-        self._registry.exchange([held.tool for held in self._held.values() if held.tool is not None], ())
-        self._held = {}
+        self._registry.exchange([tool.definition for tool in self._tools.values() if tool.definition is not None], ())
+        self._tools = {}
 
     def update(self) -> None:
         """Make the registry match the current tools of the servers."""
@@ -385,34 +385,36 @@ class _RegisteredTools:
                 if note not in self._notes.get(server, ()):
                     log.warning("MCP server %s: %s", server, note)
         self._notes = notes
-        current: dict[str, _Held] = {}
+        current: dict[str, _ServerTool] = {}
         for entry in catalog.entries.values():
             client = self._clients.get(entry.server)
             if client is None:
                 continue
             name, pair, digest = entry.llm_name, (str(entry.server), str(entry.name)), entry.digest
-            held = self._held.get(name)
-            if held is None or (held.pair, held.digest) != (pair, digest):
-                held = _Held(pair, digest, self._make(entry.server, client, definition_of(entry), name))
-            current[name] = held
-        gone = [held.tool for name, held in self._held.items() if held.tool and current.get(name) is not held]
+            tool = self._tools.get(name)
+            if tool is None or (tool.pair, tool.digest) != (pair, digest):
+                tool = _ServerTool(pair, digest, self._make(entry.server, client, definition_of(entry), name))
+            current[name] = tool
+        removed = [
+            tool.definition for name, tool in self._tools.items() if tool.definition and current.get(name) is not tool
+        ]
         # Tools that the program has removed stay out; a taken name may be free by now.
         added = [
-            held.tool
-            for name, held in current.items()
-            if held.tool is not None and (self._held.get(name) is not held or name in self._refused)
+            tool.definition
+            for name, tool in current.items()
+            if tool.definition is not None and (self._tools.get(name) is not tool or name in self._refused)
         ]
-        self._held = current
-        refused = self._registry.exchange(gone, added) if gone or added else []
-        for name in {tool.name for tool in refused} - self._refused:
+        self._tools = current
+        refused = self._registry.exchange(removed, added) if removed or added else []
+        for name in {definition.name for definition in refused} - self._refused:
             server, own_name = current[name].pair
             log.warning("Tool %r of MCP server %s was skipped: the name %s is taken.", own_name, server, name)
-        self._refused = {tool.name for tool in refused}
+        self._refused = {definition.name for definition in refused}
         self._log_counts(catalog)
 
     def _log_counts(self, catalog: Catalog) -> None:
         registered = Counter(
-            held.pair[0] for name, held in self._held.items() if held.tool and name not in self._refused
+            tool.pair[0] for name, tool in self._tools.items() if tool.definition and name not in self._refused
         )
         for server in self._clients:
             count = None if server in catalog.missing else registered[server]

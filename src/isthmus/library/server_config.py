@@ -188,7 +188,9 @@ def _completed(settings: ServerSettings, base: ServerSettings) -> ServerSettings
     reach, known = settings.reach, base.reach
     if type(known) is type(reach):
         # Only the era has no field here.
-        reach = replace(known, **{each.name: getattr(reach, each.name) for each in fields(reach) if each.name != "era"})
+        reach = replace(
+            known, **{field.name: getattr(reach, field.name) for field in fields(reach) if field.name != "era"}
+        )
     secrets = settings.secrets | base.secrets
     own, rules = settings.rules, base.rules
     if own.is_trusted:
@@ -558,7 +560,9 @@ def _named_servers(table: Mapping[str, Any]) -> Iterator[ReadServer]:
             log.warning("configuration", finding=str(replace(finding, file=None)))
         for name, entry in roster.entries.items():
             below = f"{entry.place.path}."
-            problems = [str(replace(each, file=None)) for each in roster.findings if f"{each.path}.".startswith(below)]
+            problems = [
+                str(replace(finding, file=None)) for finding in roster.findings if f"{finding.path}.".startswith(below)
+            ]
             yield name, f"{key}.{entry.name}", roster.servers.get(name, "; ".join(problems))
 
 

@@ -39,7 +39,7 @@ class Subject(NamedTuple):
     tenant: str
     name: str
     rights: str = ""
-    """See `model.callers.Caller.rights`; what is configured for a caller applies to all its tokens."""
+    """Distinguishes the caller's tokens by what they allow (`Caller.rights`); configuration applies to all of them."""
 
     @property
     def at_large(self) -> Subject:

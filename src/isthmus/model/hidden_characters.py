@@ -42,5 +42,5 @@ def all_escaped(text: str) -> str:
     return INVISIBLE.sub(_escaped, CONTROL.sub(_escaped, escaped_misjoined(text)))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return escaped(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    return escaped(match[0])

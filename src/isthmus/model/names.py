@@ -72,7 +72,7 @@ def without_accents(text: str) -> str:
 
 def loses_letters(text: str) -> bool:
     """Whether `text` has letters or digits that ASCII does not have, even without accents."""
-    return not text.isascii() and any(each.isalnum() and not each.isascii() for each in without_accents(text))
+    return not text.isascii() and any(accent.isalnum() and not accent.isascii() for accent in without_accents(text))
 
 
 def digits_of(*parts: str) -> str:

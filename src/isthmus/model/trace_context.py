@@ -47,10 +47,10 @@ class SpanContext(NamedTuple):
 
 def parse_traceparent(text: str) -> SpanContext | None:
     """The span that a `traceparent` names; None if it is invalid."""
-    found = _PARENT.fullmatch(text) if len(text) <= STATE_LENGTH_MAX else None
-    if found is None:
+    match = _PARENT.fullmatch(text) if len(text) <= STATE_LENGTH_MAX else None
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     if version == "ff" or (version == "00" and more is not None) or not int(trace_id, 16) or not int(span_id, 16):
         return None
     return SpanContext(trace_id, span_id, bool(int(flags, 16) & 1))

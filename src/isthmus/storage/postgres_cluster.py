@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -86,9 +87,13 @@ MOVED_MAX = 100
 # -- the table of nodes ------------------------------------------------------------------------------------------------
 
 JOIN = """
-INSERT INTO nodes (id, name, expires) VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3)) RETURNING number
+INSERT INTO nodes (id, name, expires) VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
+RETURNING number, extract(epoch FROM clock_timestamp())::double precision
 """
-RENEW = "UPDATE nodes SET expires = clock_timestamp() + make_interval(secs => $2) WHERE number = $1 AND heir IS NULL"
+RENEW = """
+UPDATE nodes SET expires = clock_timestamp() + make_interval(secs => $2) WHERE number = $1 AND heir IS NULL
+RETURNING extract(epoch FROM clock_timestamp())::double precision
+"""
 OTHERS = """
 SELECT number, extract(epoch FROM expires - clock_timestamp())::double precision, expires = 'epoch'
 FROM nodes WHERE heir IS NULL AND number <> $1
@@ -204,6 +209,8 @@ class NodeLease:
         self._until = float("-inf")
         self._since = 0.0
         """Since when it was renewed in time."""
+        self._ahead: float | None = None
+        """By how many seconds the database's clock is ahead of the event loop's."""
         self._settings = settings
         self._dial = dial
         self._channel = f"isthmus {settings.schema}"
@@ -216,6 +223,16 @@ class NodeLease:
     def is_held(self) -> bool:
         """Whether this node may write."""
         return self._loop.time() < self._until
+
+    def now(self) -> float:
+        """The time of the database's clock; steps of this machine's clock do not matter."""
+        return time.time() if self._ahead is None else self._ahead + self._loop.time()
+
+    def _note_time(self, asked: float, at: float) -> None:
+        """The database's clock showed `at` between `asked` and now. What is within that time is not corrected."""
+        answered = self._loop.time()
+        if self._ahead is None or not asked <= at - self._ahead <= answered:
+            self._ahead = at - (asked + answered) / 2
 
     async def join(self) -> None:
         """Connect and join for the first time. Raises what the database raises."""
@@ -265,11 +282,17 @@ class NodeLease:
     async def _tick(self, connection: Connection) -> float:
         """Renew the lease, and take over rows of dead nodes; return the seconds until the next time."""
         begun = self._loop.time()
-        if self.number is not None and not await count_rows(connection, RENEW, self.number, self.seconds):
-            self._lose()
+        if self.number is not None:
+            at = await connection.fetchval(RENEW, self.number, self.seconds)
+            if at is None:
+                self._lose()
+            else:
+                self._note_time(begun, at)
         is_new = self.number is None
         if is_new:
-            self.number = await connection.fetchval(JOIN, self.id, self.name, self.seconds)
+            asked = self._loop.time()
+            self.number, at = await connection.fetchrow(JOIN, self.id, self.name, self.seconds)
+            self._note_time(asked, at)
             log.info("joined the database", node=self.name, number=self.number)
             self.on_joined(self.number)
         if is_new or not self.is_held:
@@ -486,6 +509,10 @@ class SharedPostgresJournal(PostgresJournal):
     def is_held(self) -> bool:
         """See `core.journal.SharedJournal`."""
         return self.lease.is_held
+
+    def now(self) -> float:
+        """See `core.journal.ClockedJournal`."""
+        return self.lease.now()
 
     @property
     def nodes(self) -> int:

@@ -86,13 +86,13 @@ def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
         half = text.rfind("\\", max(0, len(text) - 6))
         text = (text if half < 0 else text[:half]) + '""'
 
-    def without(found: re.Match[str]) -> str:
+    def without(match: re.Match[str]) -> str:
         # The rest is searched as a whole, which is far quicker.
-        if "\\" not in found[0] or len(found[0]) < SECRET_LENGTH_MIN:
-            return found[0]
-        plain: str = json.loads(found[0])
+        if "\\" not in match[0] or len(match[0]) < SECRET_LENGTH_MIN:
+            return match[0]
+        plain: str = json.loads(match[0])
         hidden = redact(plain)
-        return found[0] if hidden == plain else json.dumps(hidden, ensure_ascii=False)
+        return match[0] if hidden == plain else json.dumps(hidden, ensure_ascii=False)
 
     return redact(_TEXT.sub(without, text))[:length]
 
@@ -106,14 +106,14 @@ def redact_whole(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
     if "\\" not in text and redact(text) == text:
         return payload
 
-    def without(found: re.Match[str]) -> str:
-        written = found[1]
+    def without(match: re.Match[str]) -> str:
+        written = match[1]
         is_number = not written.startswith('"')
         plain: str = json.loads(written) if "\\" in written else written.strip('"')
         hidden = redact(plain)
-        if hidden == plain or (_is_spared_name(plain, hidden) if found[2] is not None else plain in FORM_WORDS):
-            return found[0]
-        return json.dumps(MARK if is_number else hidden, ensure_ascii=False) + (found[2] or "")
+        if hidden == plain or (_is_spared_name(plain, hidden) if match[2] is not None else plain in FORM_WORDS):
+            return match[0]
+        return json.dumps(MARK if is_number else hidden, ensure_ascii=False) + (match[2] or "")
 
     return msgspec.Raw(_VALUE.sub(without, text).encode("utf-8", "surrogatepass"))
 
@@ -137,10 +137,10 @@ def redact_json(
     if is_crowded:
         return instead
 
-    def without(found: re.Match[bytes]) -> bytes:
-        plain: str = json.loads(found[1])
+    def without(match: re.Match[bytes]) -> bytes:
+        plain: str = json.loads(match[1])
         hidden = redact(plain)
-        is_spared = _is_spared_name(plain, hidden) if found[2] is not None else len(plain) < shortest
-        return found[0] if is_spared or hidden == plain else json.dumps(hidden).encode() + (found[2] or b"")
+        is_spared = _is_spared_name(plain, hidden) if match[2] is not None else len(plain) < shortest
+        return match[0] if is_spared or hidden == plain else json.dumps(hidden).encode() + (match[2] or b"")
 
     return msgspec.Raw(_STRING.sub(without, raw))

@@ -40,8 +40,8 @@ _METADATA = re.compile(r"""\bresource_metadata\s*=\s*(?:"([^"\s]+)"|([^\s,"]+))"
 
 def login_url(status: int, headers: Mapping[str, str]) -> str | None:
     """The URL where a server describes its login (RFC 9728); None if it does not."""
-    found = _METADATA.search(headers.get("www-authenticate", "")) if status == UNAUTHORIZED else None
-    place = (found[1] or found[2]) if found is not None else ""
+    match = _METADATA.search(headers.get("www-authenticate", "")) if status == UNAUTHORIZED else None
+    place = (match[1] or match[2]) if match is not None else ""
     is_place = place.lower().startswith(("https://", "http://")) and place.isprintable()
     return place if is_place and len(place) <= URL_LENGTH_MAX else None
 
@@ -52,10 +52,10 @@ _SCOPE = re.compile(r"""\bscope\s*=\s*"([\x21\x23-\x5b\x5d-\x7e ]{1,500})\"""", 
 def advice_for(status: int, headers: Mapping[str, str], server: str, *, can_log_in: bool) -> str:
     """What an operator can do about a status; for a missing permission, the scope to ask for."""
     challenge = headers.get("www-authenticate", "")
-    found = _SCOPE.search(challenge) if "insufficient_scope" in challenge else None
-    if status != FORBIDDEN or found is None:
+    match = _SCOPE.search(challenge) if "insufficient_scope" in challenge else None
+    if status != FORBIDDEN or match is None:
         return ADVICE.get(status, "")
-    scope = " ".join(found[1].split())
+    scope = " ".join(match[1].split())
     wanted_scope = f"; it wants the scope {scope!r}"
     # The server's text goes into a command that a person may copy into a shell: single quotes keep it one argument.
     quoted = scope.replace("'", "'\\''")

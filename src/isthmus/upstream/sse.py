@@ -82,7 +82,8 @@ class SseLink(BaseLink):
         self._client = self._endpoint.client
         self._one_way_posts = OneWayPosts(self._client)
         self.stays = False
-        """See `StreamableLink.stays`. The endpoint that the stream names may be anywhere within the origin."""
+        """Whether redirects are followed only to the same URL; the endpoint for messages may be anywhere in the
+        origin."""
         self.caller_headers = CallerHeaders()
         self._stream: _Stream | None = None
         self._post_target = ""

@@ -98,7 +98,7 @@ class ProgramNode:
         self.reconnector = SimpleNamespace(active_link=None, server_status=SimpleNamespace(state="ready", reason=""))
         supervisor = SimpleNamespace(reconnectors={QUICK: self.reconnector}, move=lambda _settings: None)
         running = SimpleNamespace(journal=self.journal, background=background, supervisor=supervisor)
-        running.hub = SimpleNamespace(server_queues={})
+        running.hub, running.asking = SimpleNamespace(server_queues={}), frozenset
         node = self
 
         class Running(SimpleNamespace):

@@ -15,7 +15,7 @@ from bench.growth import complaint_about_stream
 from bench.load import complaint_about_event
 from bench.messages import Ask
 from bench.peers import (
-    PARTS,
+    ALL_PARTS,
     PUBLISHED,
     TABLE,
     Peer,
@@ -246,7 +246,7 @@ def test_a_complaint_fits_into_a_cell() -> None:
 
 def test_the_published_history_can_be_read_and_drawn() -> None:
     for published in read_history(PUBLISHED):
-        assert set(published.parts) <= set(PARTS)
+        assert set(published.parts) <= set(ALL_PARTS)
         assert tables(published)
         assert charts(published)
         assert json.loads(msgspec.json.encode(published))["machine"]

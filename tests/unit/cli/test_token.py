@@ -71,6 +71,17 @@ def test_a_key_is_printed_once_and_only_its_digest_kept(folder: Path, capsys: py
     assert key not in shown.out + shown.err + said.err
 
 
+def test_a_pattern_that_resembles_a_server_is_questioned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "isthmus.toml").open("a") as file:
+        file.write('[servers.notes]\ncommand = "notes"\n')
+    said = Said(capsys, "create", "planner", "--allow", "nots.*", "--deny", "notes.add", "--allow", "other.*")
+    assert said.code == Exit.SUCCESS
+    questioned = "'nots.*' names no server of the configuration; did you mean 'notes.*'?"
+    assert [line for line in said.err.splitlines() if "did you mean" in line] == [
+        f"{questioned} `isthmus token revoke planner` deletes the key."
+    ]
+
+
 def test_programs_get_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     made = create(capsys, "planner", "--expires", "90d", "--targets", "--operator")
     assert KEY.fullmatch(made.pop("key"))

@@ -9,5 +9,5 @@ from isthmus.credentials import server_logins
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_logins, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(server_logins, "SOONEST_SECONDS", 0.1)
+    monkeypatch.setattr(server_logins, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(server_logins, "RENEWAL_SECONDS_MIN", 0.1)

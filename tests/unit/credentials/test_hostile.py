@@ -21,7 +21,7 @@ from isthmus.cli.login import list_logins
 from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import server_logins
 from isthmus.credentials.client_registration import OAuthClient
-from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
+from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_token_source
 from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.interactive_login import Callback, DeviceLogin, wait_for_device
 from isthmus.credentials.server_logins import Login, Logins
@@ -160,7 +160,7 @@ async def test_a_login_during_a_refresh_counts(tmp_path: Path, monkeypatch: pyte
 async def test_tokens_that_hold_for_no_time_are_not_asked_for_in_a_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(server_logins, "SOONEST_SECONDS", 5.0)  # as it is outside of these tests
+    monkeypatch.setattr(server_logins, "RENEWAL_SECONDS_MIN", 5.0)  # as it is outside of these tests
     async with Authority() as authority, Protected(authority) as server:
         authority.expires_in = seconds
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:
@@ -259,13 +259,13 @@ async def test_no_server_says_where_a_clients_secret_goes() -> None:
     """It goes to whom the operator named, by `issuer` or by `origins`: not to whom a server does."""
     secret = OAuthSettings(grant="client_credentials", client_id="hub", client_secret="the secret")
     with pytest.raises(DiscoveryFailed, match="set issuer"):
-        await find_place(Documents(DOCUMENTS, ""), "https://s.example/mcp", secret)
+        await find_token_source(Documents(DOCUMENTS, ""), "https://s.example/mcp", secret)
     for fetcher, settings in (
         (Documents(DOCUMENTS, THEIRS), secret),
         (Documents(DOCUMENTS, ""), dataclasses.replace(secret, issuer=THEIRS)),
         (Documents(DOCUMENTS, ""), OAuthSettings()),
     ):
-        place = await find_place(fetcher, "https://s.example/mcp", settings)
+        place = await find_token_source(fetcher, "https://s.example/mcp", settings)
         assert place.server.token_endpoint == f"{THEIRS}/token"
 
 

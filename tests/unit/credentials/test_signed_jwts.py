@@ -75,13 +75,13 @@ async def test_a_link_signs_with_the_key_of_the_login_that_there_is_now(
     async with BindingAuthority() as authority, BoundServer(authority) as server:
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
-        monkeypatch.setattr(server_logins, "LOOK_SECONDS", 60.0)
+        monkeypatch.setattr(server_logins, "CHECK_SECONDS", 60.0)
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await hub.ready("s")
             await logged_in(hub, tmp_path / "state")
             settings = hub.running.configuration.servers[0]
             login = hub.running.logins.login_for(settings.name, server.url, {}, settings.credentials)
-            assert login.look()
+            assert login.read_again()
             greetings = server.greetings
             assert isinstance(await hub.call("s.t"), Result)
             assert server.greetings == greetings

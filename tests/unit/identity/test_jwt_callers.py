@@ -349,9 +349,9 @@ def test_a_text_without_the_form_of_a_token_is_for_other_verifiers() -> None:
 def test_an_issuer_speaks_for_itself_alone() -> None:
     other = read_token(token(iss="https://other.example"))
     assert isinstance(other, SignedToken)
-    looked = made(Clock()).look_at(other, b"digest")
-    assert isinstance(looked, Unproven)
-    assert looked.reason == "it is from another issuer"
+    checked = made(Clock()).check(other, b"digest")
+    assert isinstance(checked, Unproven)
+    assert checked.reason == "it is from another issuer"
 
 
 NAMES = ("iss", "aud", "exp", "nbf", "iat", "sub", "scope", "scp", "org")

@@ -18,8 +18,8 @@ from isthmus.identity.minted_keys import (
     mint,
     read_keys,
     renewed,
+    replaced_key,
     revoked,
-    rotated_out,
     without_old,
     write_keys,
 )
@@ -49,7 +49,7 @@ def test_neither_key_nor_id_is_ever_the_same() -> None:
 
 
 def test_a_list_is_read_as_it_was_written() -> None:
-    keys = (made(), made("reader", 5_000.0), revoked(made("third"), NOW), rotated_out(made("fourth"), NOW, 60))
+    keys = (made(), made("reader", 5_000.0), revoked(made("third"), NOW), replaced_key(made("fourth"), NOW, 60))
     assert read_keys(write_keys(keys)) == keys
     assert read_keys(write_keys(())) == ()
 
@@ -110,10 +110,10 @@ def test_a_list_cut_anywhere_or_changed_in_a_byte_never_lets_in_another_key(data
 
 
 def test_a_key_that_was_rotated_out_is_good_for_a_while_and_never_longer_than_before() -> None:
-    old = rotated_out(made(), NOW, 60.0)
+    old = replaced_key(made(), NOW, 60.0)
     assert [old.state(at) for at in (NOW, NOW + 59, NOW + 60)] == ["rotated", "rotated", "expired"]
-    assert rotated_out(made(expires_at=NOW + 10), NOW, 60.0).expires_at == NOW + 10
-    assert not rotated_out(made(), NOW, 0.0).is_good(NOW)
+    assert replaced_key(made(expires_at=NOW + 10), NOW, 60.0).expires_at == NOW + 10
+    assert not replaced_key(made(), NOW, 0.0).is_good(NOW)
 
 
 def test_the_new_key_has_the_permissions_of_the_old_one() -> None:
@@ -132,7 +132,7 @@ def test_revoking_is_for_good_and_keeps_its_time() -> None:
 
 
 def test_the_current_key_is_the_one_that_was_not_replaced() -> None:
-    old, new = rotated_out(made(), NOW, 60.0), made()
+    old, new = replaced_key(made(), NOW, 60.0), made()
     assert current((old, new, made("reader")), "planner", NOW) is new
     assert current((old, revoked(new, NOW)), "planner", NOW) is None
     assert current((), "planner", NOW) is None

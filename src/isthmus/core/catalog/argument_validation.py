@@ -151,7 +151,8 @@ class _Check:
             return None
         near = difflib.get_close_matches(unknown[0][:NAME_LENGTH_MAX], self._names, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(self._names)}"
-        missing = "" if _is_surplus(error) else f"{error.message}, and "
+        is_only_unknown = "additionalProperties" in map(str, error.schema_path[-1:])
+        missing = "" if is_only_unknown else f"{error.message}, and "
         return f"{missing}{unknown[0]!r} is not an argument of this tool; {advice}"
 
     def _is_expensive(self, arguments: msgspec.Raw) -> bool:
@@ -217,11 +218,6 @@ def _names_in(schema: object) -> tuple[str, ...]:
     if not isinstance(properties, dict) or not isinstance(schema, dict) or schema.keys() & _NAMES_ELSEWHERE:
         return ()
     return tuple(properties)
-
-
-def _is_surplus(error: jsonschema_rs.ValidationError) -> bool:
-    """Whether the error is about members that the schema does not allow."""
-    return "additionalProperties" in map(str, error.schema_path[-1:])
 
 
 def _surplus_message(error: jsonschema_rs.ValidationError, value: Any) -> str | None:

@@ -20,7 +20,7 @@ from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskRecord
 from isthmus.frontends.a2a.caller_messages import Form, message_bytes
 from isthmus.model.calls import LogMessage, Progress
 from isthmus.model.fault_table import FAULTS, FaultRow, code_row
-from isthmus.model.json_members import known_members
+from isthmus.model.json_members import KNOWN, known_members
 from isthmus.model.tasks import (
     ABSENT,
     WAITING,
@@ -376,7 +376,7 @@ def direct_answer(record: TaskRecord) -> Message | None:
     ending = record.ending
     if record.state != "completed" or ending is None:
         return None
-    members = known_members(ending.result)  # of a long result
+    members = known_members(ending.result) if KNOWN else None  # of a long result
     if ANSWER_BYTES not in bytes(ending.result if members is None else members.get("_meta", ABSENT)):
         return None
     brief = brief_of(record)

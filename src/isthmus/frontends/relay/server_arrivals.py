@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 ARRIVAL_SECONDS = 1.0
 """How long a list waits for servers that are connected and have not listed their tools."""
 
-NODES_SECONDS = 0.25
-"""How long other nodes may take to say which servers are connecting there; one that stands still takes longer."""
+NODES_SECONDS = 1.0
+"""How long other nodes may take to say which servers are connecting there. One that stands still does not say it."""
 
 SILENT_MAX = 1024
 """How many silent servers are remembered, with a `server_id` and without."""

@@ -190,7 +190,7 @@ class AdkDomainAgent:
         ) -> dict[str, Any] | None:
             if not is_unknown_tool(tool):
                 return None
-            offer = OfferedTools([each.name for each in tools])
+            offer = OfferedTools([tool.name for tool in tools])
             with suppress(ConfigurationError, ServiceClosedError):  # a task without tools is done without a service
                 service = self._tool_service()
                 refusal = refusal_of(tool.name, await service.catalog(), task.user_context)
@@ -314,7 +314,7 @@ def _config_of(given: AgentConfig | Mapping[str, Any]) -> AgentConfig:
         raise ConfigurationError(
             f"config must be an AgentConfig, or a mapping of its fields, not {type(given).__name__}"
         )
-    known = [each.name for each in fields(AgentConfig)]
+    known = [field.name for field in fields(AgentConfig)]
     if unknown := [str(key) for key in given if key not in known]:
         raise ConfigurationError(f"AgentConfig has no {', '.join(unknown)}: its fields are {', '.join(known)}")
     return AgentConfig(**given)

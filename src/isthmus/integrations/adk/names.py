@@ -135,7 +135,7 @@ async def explain_unknown_tool(
     if not is_unknown_tool(tool):
         return None
     agent = agent_of(tool_context)
-    offering = [each for each in agent.tools if isinstance(each, OffersTools)] if agent is not None else []
+    offering = [tool for tool in agent.tools if isinstance(tool, OffersTools)] if agent is not None else []
     if asked not in offering:
         offering.insert(0, asked)
     offers = [await each.offer(tool.name, tool_context) for each in offering]

@@ -203,7 +203,7 @@ class HubTool(BaseTool, OffersTools):
         try:
             known = {**args, "tool_context": tool_context, "tool": self.tool, "parameters": args}
             parameters = inspect.signature(required).parameters
-            if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+            if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
                 known = {name: value for name, value in known.items() if name in parameters}
             return bool(await _awaited(required(**known)))
         except Exception:

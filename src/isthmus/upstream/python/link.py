@@ -17,8 +17,8 @@ from collections.abc import Callable, Set
 from concurrent.futures import Future
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from types import ModuleType, TracebackType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import structlog
 
@@ -148,8 +148,13 @@ def _import(name: str, path: str | None, where: str = "path says where to look f
     try:
         module = importlib.import_module(name)
     except BaseException as error:  # `sys.exit` in a module must not end the hub
-        log.warning("a Python module could not be imported", module=name, exc_info=error)
-        raise ConnectFailed(_failure_reason(name, error, where)) from error
+        reason = _failure_reason(name, error, where)
+        if _failures.get(name) != reason:  # each attempt to connect imports it again
+            _failures[name] = reason
+            cause = (type(error), error, _own_frames(error.__traceback__))
+            log.warning("a Python module could not be imported", module=name, exc_info=cause)
+        raise ConnectFailed(reason) from error
+    _failures.pop(name, None)
     if path is not None:
         # A process has one module per name: it may be the module of another server.
         top = module.__name__.partition(".")[0]
@@ -162,16 +167,27 @@ def _import(name: str, path: str | None, where: str = "path says where to look f
     return module
 
 
+_failures: Final[dict[str, str]] = {}
+"""Why each module could not be imported the last time."""
+
+
+def _is_importing(file: str) -> bool:
+    return file.startswith("<frozen ") or file in (__file__, importlib.__file__)
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in the module."""
+    while trace is not None and _is_importing(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
 def _failure_reason(name: str, error: BaseException, where: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(f"{error.name}."):
         return f"there is no Python module called {error.name}; {where}"
     place = ""
     if not isinstance(error, SyntaxError):  # the text of a SyntaxError ends with its place
-        frames = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith("<frozen ") and frame.filename not in (__file__, importlib.__file__)
-        ]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_importing(frame.filename)]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SystemExit):
         return f"the module {name} ended its program while it was imported{place}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import builtins
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from structlog.testing import capture_logs
 
 from isthmus.library import tool
 from isthmus.upstream.base_link import ConnectFailed
@@ -114,6 +116,19 @@ def test_two_modules_of_one_name_are_reported_as_ambiguous(tmp_path: Path) -> No
 def test_a_module_that_fails_says_how_and_where(tmp_path: Path, text: str, words: str) -> None:
     file = write(tmp_path, text)
     assert why(tmp_path) == f"importing shop failed: {words.format(file=file)}"
+
+
+def test_the_traceback_is_logged_once_and_begins_in_the_module(tmp_path: Path) -> None:
+    write(tmp_path, "def count():\n    return 1 / 0\ncount()", "counting")
+    with capture_logs() as logs:
+        for _ in range(2):
+            why(tmp_path, "counting")
+        write(tmp_path, "raise OSError", "counting")
+        why(tmp_path, "counting")
+    first, second = [entry["exc_info"] for entry in logs]
+    assert [frame.name for frame in traceback.extract_tb(first[2])] == ["<module>", "count"]
+    assert first[0] is ZeroDivisionError
+    assert second[0] is OSError
 
 
 def test_a_module_that_ends_its_program_does_not_end_the_hub(tmp_path: Path) -> None:
