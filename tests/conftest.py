@@ -6,11 +6,15 @@ Unit tests need none of them. Peers are killed by their pid (or the group they l
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import os
+import pwd
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -58,9 +62,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# The folders of the user that runs the tests; those that a test cares about are below its HOME.
+# What tests start finds the hub's folders below this HOME, or below one of the test's own; not those of the user that
+# runs the tests, as `users_folders_stay` checks.
 for _folder in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
     os.environ.pop(_folder, None)
+os.environ["HOME"] = tempfile.mkdtemp(prefix="isthmus-home-")
+atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 # With it gRPC, which some tests load, makes itself new descriptors whenever a later test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -86,6 +93,25 @@ def process_as_before() -> Iterator[None]:
     if gc.get_threshold() != looks:
         gc.set_threshold(*looks)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, WithoutRich)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def users_folders_stay() -> Iterator[None]:
+    """Fail a run whose hubs or commands leave something in the folders of the user that runs it."""
+    before = _in_users_folders()
+    yield
+    left = _in_users_folders() - before
+    assert not left, f"tests wrote into the home of the user that runs them: {sorted(map(str, left))}"
+
+
+def _in_users_folders() -> set[Path]:
+    """What the user's folders of Isthmus have, those of other hubs included."""
+    with suppress(KeyError):  # a user without a name has no home
+        # As `Path.home` finds it in a process without HOME.
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        patterns = (".config/isthmus/*", ".local/state/isthmus/*", ".local/state/isthmus/hubs/*")
+        return {path for pattern in patterns for path in home.glob(pattern)}
+    return set()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group(
 SETS: dict[str, Any] = {
     "dev": {
         "tools": ["one.create_issue", "shop.pay"],
-        "prompts": ["one.*"],
+        "prompts": ["one.brief"],
         "tool": {"one.create_issue": {"name": "new_issue", "fixed": {"repo": "acme/x"}, "hide": ["verbose"]}},
     },
     "found": {"tools": ["one.*", "shop.*"], "expose": "search"},
