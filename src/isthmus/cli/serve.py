@@ -138,7 +138,11 @@ def serve_hub(
                 return
         if configuration.hub.log_file is not None:
             print_error(f"listening at {url}, logging to {configuration.hub.log_file}")
-        log.info("listening", url=url, servers=len(configuration.servers))
+        places = {"console": f"{origin}/"} if configuration.hub.console else {}
+        if (config := configuration.file) is not None:
+            here = Path.cwd()
+            places["file"] = str(config.relative_to(here) if config.is_relative_to(here) else config)
+        log.info("listening", url=url, servers=len(configuration.servers), **places)
 
     try:
         is_first = worker is None or worker.number == 1

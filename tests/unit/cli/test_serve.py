@@ -70,6 +70,8 @@ def test_the_address_and_every_finding_are_logged(tmp_path: Path, monkeypatch: p
     assert "hub.odd is not known" in logs[0]["finding"]
     listening = next(entry for entry in logs if entry["event"] == "listening")
     assert listening["url"].startswith("http://127.0.0.1:")
+    assert f"{listening['console']}mcp" == listening["url"]
+    assert listening["file"] == "isthmus.toml"
     assert any(entry["event"].startswith("open: every program on this machine") for entry in logs)
 
 

@@ -86,6 +86,7 @@ STATUS = {
 """HTTP statuses of errors in the modern era. The legacy era answers 200 to every readable request."""
 
 NOT_FOUND = "Not found: MCP is at /mcp, /mcp/{server} and /mcp/{set}"
+NOT_A_PAGE = "This address is for MCP clients. A GET opens a stream of events, so it needs Accept: text/event-stream"
 
 VERSION_HEADER = modern.VERSION_HEADER.encode()
 METHOD_HEADER = modern.METHOD_HEADER.encode()
@@ -768,7 +769,7 @@ class McpHttpRequest:
     async def get(self) -> None:
         """Serve a legacy caller's stream for messages that belong to no request."""
         if not accepts(self._headers, EVENTS):
-            return respond(self._peer, 406, "Accept must include text/event-stream")
+            return respond(self._peer, 406, NOT_A_PAGE)
         if self._refuse_unsupported_version():
             return None
         if text_of(self._headers, VERSION_HEADER) in modern.VERSIONS:
