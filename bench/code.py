@@ -31,7 +31,7 @@ from isthmus.code.settings import CodeSettings
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports import Document, Journal, OnWritten
+from isthmus.core.journal import Document, Journal, OnWritten
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
 from isthmus.storage.memory import MemoryJournal
