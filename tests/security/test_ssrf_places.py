@@ -30,7 +30,7 @@ READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 """The rooms that read what others write."""
 
 OPERATORS = listed("""
-    app.cassette.ReplayPlace.host app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.Source.host
+    app.cassette.ReplayPlace.host app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.ConfigurationSource.host
     app.state_folder.RunningHubInfo.origin cli.connect.Plan.url cli.rest_client.RemoteSource.url
     config.client_formats.HubOverHttp.url
     cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
@@ -107,7 +107,7 @@ UNTOUCHED = listed("""
     frontends.a2a.task_view._Resource.uri identity.jwt_callers.Bound.issuer identity.jwt_callers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.provider_formats.ToolDef.origin
-    config.client_formats.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
+    config.client_formats.ClientDialect.bare_url upstream.server_settings.DialInServerSettings.url
     wire.a2a.cards.AgentExtension.uri wire.a2a.cards.OAuth.token_url
     wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
     credentials.client_registration._Registered.token_endpoint_auth_method

@@ -302,7 +302,7 @@ class KeySet:
     def removed_in(self, newer: KeySet) -> tuple[Key, ...]:
         """The keys that a newer set no longer contains."""
         published = newer._keys
-        return tuple(key for key in self._keys if key not in published)
+        return tuple(jwk for jwk in self._keys if jwk not in published)
 
     def for_token(self, token: SignedToken) -> tuple[Key, ...]:
         """The keys that may have signed a token: those with its key id, or the only key if the token has no id."""
