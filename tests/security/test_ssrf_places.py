@@ -30,8 +30,9 @@ READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 """The rooms that read what others write."""
 
 OPERATORS = listed("""
-    app.cassette.ReplayPlace.host app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.ConfigurationSource.host
-    app.state_folder.RunningHubInfo.origin cli.connect.Plan.url cli.rest_client.RemoteSource.url
+    app.cassette.ReplayPlace.host app.dial.DialPlan.address app.dial.HubAddress.origin
+    app.reload.ConfigurationSource.host app.state_folder.RunningHubInfo.origin
+    cli.connect.Plan.url cli.rest_client.RemoteSource.url
     config.client_formats.HubOverHttp.url
     cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
     config.settings.HubSettings.host core.access.approval_rules.ApprovalRule.webhook
