@@ -1,4 +1,4 @@
-"""`isthmus prompts`, `resources` and `servers`: lists of a hub, and the servers missing from them."""
+"""`isthmus resources` and `servers`: lists of a hub, and the servers missing from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from isthmus.cli.output import (
 from isthmus.cli.rest_client import RemoteSource, unless_away
 from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.model.descriptions import on_one_line
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, ListShape
+from isthmus.wire.mcp.lists import RESOURCES, TEMPLATES, ListShape
 from isthmus.wire.mcp.messages import read_string
 
 REFRESH_SECONDS = 1.0
@@ -55,25 +55,6 @@ def resources(source: HubSource, wait: float, *, is_json: bool, templates: bool)
     quiet_logs()
     shape = TEMPLATES if templates else RESOURCES
     return run_command(list_features(source, shape, wait=wait, is_json=is_json))
-
-
-@click.command()
-@click.argument("name", required=False)
-@with_hub
-@with_set
-@with_wait
-@with_json
-def prompts(name: str | None, source: HubSource, wait: float, *, is_json: bool) -> int:
-    """List the prompts, and the servers that are missing.
-
-    With NAME: its description, its arguments, and a command to paste.
-    """
-    quiet_logs()
-    if name is None:
-        return run_command(list_features(source, PROMPTS, wait=wait, is_json=is_json))
-    from isthmus.cli.tools import show_entry  # which imports this module
-
-    return run_command(show_entry(source, name, PROMPTS, wait=wait, is_json=is_json))
 
 
 @click.command()

@@ -38,7 +38,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "call": ("call.call", "Call a tool."),
         "tools": ("tools.tools", "List the tools, show one, or search them."),
         "prompt": ("call.prompt", "Get a prompt and print it."),
-        "prompts": ("lists.prompts", "List the prompts, or show one."),
+        "prompts": ("tools.prompts", "List the prompts, or show one."),
         "read": ("call.read", "Read a resource and print it."),
         "resources": ("lists.resources", "List the resources."),
         "servers": ("lists.servers", "List the servers and their states."),

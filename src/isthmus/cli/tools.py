@@ -1,4 +1,4 @@
-"""`isthmus tools`: the list of tools, one tool with its arguments and an example, and a search by words."""
+"""`isthmus tools` and `prompts`: the lists, one entry with its arguments and an example, and a search for tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isthmus.cli.call import REFERENCES_MAX, find_listed, properties_of, read_sc
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HUB_VARIABLE, HubSource, open_hub, with_hub, with_set
-from isthmus.cli.lists import line_of, print_features, print_missing
+from isthmus.cli.lists import line_of, list_features, print_features, print_missing
 from isthmus.cli.options import WholeNumber, with_json, with_wait
 from isthmus.cli.output import (
     harmless,
@@ -32,7 +32,7 @@ from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName, legal_server_name
-from isthmus.wire.mcp.lists import TOOLS, ListShape
+from isthmus.wire.mcp.lists import PROMPTS, TOOLS, ListShape
 from isthmus.wire.mcp.messages import read_string
 
 SEARCH = "search"
@@ -48,6 +48,23 @@ TYPE_WIDTH = 24
 
 CHOICE = "choice"
 """The type of a value with more choices than fit; its description lists them."""
+
+
+@click.command()
+@click.argument("name", required=False)
+@with_hub
+@with_set
+@with_wait
+@with_json
+def prompts(name: str | None, source: HubSource, wait: float, *, is_json: bool) -> int:
+    """List the prompts, and the servers that are missing.
+
+    With NAME: its description, its arguments, and a command to paste.
+    """
+    quiet_logs()
+    if name is None:
+        return run_command(list_features(source, PROMPTS, wait=wait, is_json=is_json))
+    return run_command(show_entry(source, name, PROMPTS, wait=wait, is_json=is_json))
 
 
 @click.command(
