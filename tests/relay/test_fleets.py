@@ -379,14 +379,19 @@ async def test_progress_of_all_members_is_one_that_grows_and_names_them(hub: Hub
 
 
 async def test_of_any_member_the_first_good_answer_counts_and_the_others_are_cancelled(raw: Raw) -> None:
-    cancelled = await count(raw, "node-c")
+    async def still_hang() -> int:
+        counted = await count(raw, "node-c")
+        return int(counted["hanging"] - counted["cancelled"])
+
+    before = await still_hang()
     result = (await raw.call("slow.read", {"fleet_member": "any", "fail": ["node-a"], "hang": ["node-c"]}))["result"]
     assert (result["structuredContent"]["from"], result["_meta"][MEMBER]) == ("node-b", "node-b")
 
-    async def is_cancelled() -> bool:
-        return bool((await count(raw, "node-c"))["cancelled"] == cancelled["cancelled"] + 1)
+    # A member at another node may not have got the call yet when the answer comes; then it never gets it.
+    async def none_hangs() -> bool:
+        return await still_hang() == before
 
-    await eventually(is_cancelled, "the slow one was cancelled")
+    await eventually(none_hangs, "the slow one was cancelled")
 
 
 async def test_any_is_only_for_tools_that_read(raw: Raw) -> None:
