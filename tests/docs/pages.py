@@ -184,7 +184,9 @@ class Reader:
             time.sleep(POLL_SECONDS)
 
     def _here(self, text: str) -> str:
-        return text.replace(DOCUMENTED_PORT, str(self.port)).replace(DOCUMENTED_FOLDER, str(self.folder))
+        # Not within a number: the port of this run may end with the documented one.
+        text = re.sub(rf"(?<!\d){DOCUMENTED_PORT}(?!\d)", str(self.port), text)
+        return text.replace(DOCUMENTED_FOLDER, str(self.folder))
 
     def _completed(self, command: str) -> str:
         def complete(match: re.Match[str]) -> str:
