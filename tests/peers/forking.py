@@ -43,6 +43,9 @@ CLIENT = str(Path(__file__).with_name("forked.py"))
 _running: dict[str, tuple[int, str]] = {}
 """The process that has the SDK, and the path of its socket, by the interpreter."""
 
+pipes: set[int] = set()
+"""The descriptors that keep these processes running until the tests end."""
+
 
 def quickly(words: list[str]) -> list[str]:
     """The words that start the same peer forked: `words` are an interpreter, a script or its folder, and options."""
@@ -65,6 +68,7 @@ def _start(python: str) -> tuple[int, str]:
     keeps, says = server.stdin, server.stdout
     assert keeps is not None
     assert says is not None
+    pipes.add(keeps.fileno())
     with says:
         says.readline()
 
