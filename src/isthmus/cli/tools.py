@@ -155,7 +155,7 @@ async def show_entry(source: HubSource, name: str, shape: ListShape, *, wait: fl
     """Print what a tool or prompt does, its arguments, and a call to paste.
 
     Raises:
-        CommandFailed: there is none of this name, or the hub cannot be reached or started.
+        CommandFailed: the name is unknown, or the hub cannot be reached or started.
     """
     async with open_hub(source, wait=wait, name=name, shape=shape) as hub:
         tool = await find_listed(hub, name, shape)
