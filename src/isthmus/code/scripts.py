@@ -1,8 +1,8 @@
 """Runs scripts: each tool call in one is a call of the hub, with its caller's permissions, limits and audit records.
 
-A durable script belongs to a task. Its journal has two documents: the record with the calls that it waits for, and the
-sealed state of the sandbox. Both are stored before a call is sent, and each outcome when it arrives, so that after a
-crash of the hub:
+A durable script belongs to a task. `code.script_record` stores what it needs to continue. The state of the sandbox and
+the calls that it waits for are stored before a call is sent; an outcome is stored with the next calls, or alone after
+`OUTCOME_SECONDS`. After a crash of the hub, a call that was
 
     stored as sent, with its outcome   the script continues with that outcome
     stored as sent, without one        the call raises in the script: lost, executed: unknown
